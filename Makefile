@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu bench-launches bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu rival bench-launches bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -144,10 +144,20 @@ bench: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/generation.py
 
-# On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network.
+# On a machine with CUDA: what only a GPU can say, without a network, in two calls of under ten minutes: `make gpu` with
+# the tests for GPUs and what changed last, `make gpu CALL=2` with whole steps against stock TRL.
+CALL ?= 1
 gpu: $(VENV)/.dev
-	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
-	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py --call $(CALL)
+
+# On a machine with CUDA: ours, Unsloth, stock TRL and stock TRL with continuous batching, side by side. PACKAGES is a
+# folder that `rival.py --collect` has filled where there is a network.
+MODEL ?= Qwen3 1.7B
+TASKS ?= gradient speed
+PACKAGES ?=
+rival: $(VENV)/.dev
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/rival.py --model "$(MODEL)" --tasks $(TASKS) \
+		$(if $(PACKAGES),--packages $(PACKAGES))
 
 # What `check --model` says of each family of models, and the page that shows it (about two minutes).
 families: $(VENV)/.dev

@@ -320,6 +320,10 @@ class DrGRPOTrainer(HostTrainer):
             with ExitStack() as running:
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
                 running.enter_context(progress_by_default(self))
+                if self.args.gradient_checkpointing_kwargs:
+                    from trl_drgrpo.upstream.checkpoints import checkpoints_as_configured
+
+                    running.enter_context(checkpoints_as_configured(self.model))
                 for feature in self.features:
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)

@@ -42,12 +42,12 @@ def groups_of(model, prompt, prompts):
     return torch.randint(1000, model.config.vocab_size, (prompts, prompt)).repeat_interleave(GROUP, dim=0)
 
 
-def seconds(model, prompt, prompts, device, shared, **settings):
-    """Seconds of one generation, and its tokens."""
+def seconds(model, prompt, prompts, device, shared, speed=None, **settings):
+    """Seconds of one generation, and its tokens. `speed` is told what is used."""
     ids = groups_of(model, prompt, prompts).to(device)
     config = GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, **settings)
     start = now(device)
-    with torch.no_grad(), shared_prefill(model) if shared else nullcontext():
+    with torch.no_grad(), shared_prefill(model, speed=speed) if shared else nullcontext():
         tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
     return now(device) - start, tokens
 

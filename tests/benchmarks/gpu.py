@@ -1,11 +1,12 @@
-"""Everything that only a GPU can say, in one command: no network, under ten minutes.
+"""Everything that only a GPU can say, in two calls of under ten minutes each, without a network.
 
 Each part runs in a process of its own with a time limit: one that fails, or takes too long, is recorded as such and
 the next one runs. A line is written as soon as it is known, so that a part that is stopped keeps what it has measured.
-Results go to `recipes/results/gpu.json`, and are printed as the evidence page shows them.
+Results go to `recipes/results/gpu.json`, and are printed as the evidence page shows them. A second call on the same
+card and commit adds its parts to those of the first.
 
-Run: `make gpu` on a machine with CUDA. `--small` runs every part with tiny shapes on a CPU: it shows that the script
-works and says nothing about a GPU.
+Run: `make gpu`, then `make gpu CALL=2`, on a machine with CUDA; or this file with `--parts adapters lengths`.
+`--small` runs every part with tiny shapes on a CPU: it shows that the script works and says nothing about a GPU.
 """
 
 import argparse
@@ -17,15 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from bench import command_line, quietly
+from bench import command_line, now, quietly
 from fast_path import Case, build_model, build_trainer
 from generation import seconds as generate
-from model_runs import GROUP, Size, model_of, run, vllm_trainer
+from model_runs import GROUP, Size, arm_trainer, config_of, keys_of, model_of, run, vllm_trainer
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
+from trl_drgrpo.features.fast_path.decoding import forwards
+from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
+from trl_drgrpo.single_gpu.memory import Planner
+from trl_drgrpo.single_gpu.memory.memory_settings import from_keys
 from trl_drgrpo.upstream.versions import installed_versions, provenance
 
 ROOT = Path(__file__).parents[2]
@@ -137,8 +145,143 @@ def vllm(device, line):
     return None
 
 
-# In the order of their weight, with seconds that each may take on a GPU.
-PARTS = {hardware: 30, parity: 60, training: 330, generation: 90, vllm: 110}
+def changes(device, line):
+    """The tests for GPUs: recordings, the memory that they give back, 4-bit weights, resume."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/trainer/test_gpu.py"]
+    done = subprocess.run(tests, cwd=ROOT, capture_output=True, text=True, check=False)
+    line({"tests": done.stdout.strip().splitlines()[-1], "rc": done.returncode})
+    if done.returncode:
+        raise SystemExit(done.stdout[-2000:])
+
+
+def _layers_as_they_are(model):
+    """Decoding steps of this model run its own layers from here on: neither fused nor with joined adapters."""
+    why_not_fused = getattr(forwards, "_why_not_fused", {})
+    for tested_model in list(why_not_fused):
+        why_not_fused[tested_model] = "the benchmark has switched it off"
+    return bool(why_not_fused)
+
+
+def adapters(device, line):
+    """Tokens per second with adapters: fused layers and joined adapters on and off, and without adapters."""
+    runs, dtype, (tokens, prompts, width) = [("1.5B", "lora"), ("7B", "qlora")], torch.bfloat16, (128, 4, 256)
+    if device == "cpu":
+        runs, dtype, (tokens, prompts, width) = [("tiny", "lora"), ("tiny", "qlora")], torch.float32, (8, 2, 24)
+    for shape, method in runs:
+        base = model_of(shape, method, dtype, device).eval()
+        adapted = get_peft_model(base, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)).eval()
+        for parameter in adapted.parameters():  # the trainer keeps adapters in float32
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        arms = {"adapters": nullcontext, "adapters, layers as they are": nullcontext, "none": adapted.disable_adapter}
+        for arm, context in arms.items():
+            if arm == "adapters, layers as they are" and not _layers_as_they_are(adapted):
+                line(
+                    {"shape": shape, "method": method, "arm": arm, "stopped_by": "this version has nothing to switch"}
+                )
+                continue
+            speed = Speed(lambda _: None)
+            with context(), torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+                arguments = (adapted, width, prompts, device, True)
+                first, _ = generate(*arguments, max_new_tokens=4)  # warms up
+                seconds, _ = generate(*arguments, max_new_tokens=tokens, speed=speed)
+            measured = {"tokens_per_s": prompts * GROUP * tokens / seconds, "first_s": first}
+            line({"shape": shape, "method": method, "arm": arm, **measured, "speed": speed.facts()})
+        del base, adapted
+        _empty(device)
+
+
+def lengths(device, line):
+    """Seconds of completions that end anywhere: one token in so many is an end."""
+    shape, dtype, (tokens, prompts, width) = "1.5B", torch.bfloat16, (512, 4, 256)
+    if device == "cpu":
+        shape, dtype, (tokens, prompts, width) = "tiny", torch.float32, (24, 2, 24)
+    model = model_of(shape, dtype=dtype, device=device).eval()
+    mean_length = tokens // 4
+    ends = list(range(1, 1 + model.config.vocab_size // mean_length))
+    for backend in ("transformers", "ours"):
+        arguments = (model, width, prompts, device, backend == "ours")
+        generate(*arguments, max_new_tokens=4)  # warms up
+        speed = Speed(lambda _: None)
+        seconds, sampled = generate(*arguments, max_new_tokens=tokens, eos_token_id=ends, speed=speed)
+        written = (sampled[:, width:] != 0).sum().item()
+        dropped = speed.uses[SpeedPart.DROPPED_ROWS]
+        measured = {"seconds": seconds, "tokens": written, "longest": sampled.size(1) - width, "dropped_rows": dropped}
+        line({"shape": shape, "backend": backend, **measured, "speed": speed.facts()})
+
+
+def families(device, line):
+    """Steps of a hybrid and of a model with sliding windows: ours and stock TRL's."""
+    shapes, size = ("hybrid", "windows"), Size(completion=64)
+    if device == "cpu":
+        shapes, size = ("tiny hybrid", "tiny windows"), Size(24, 8, 8, 16)
+    for shape in shapes:
+        for arm in ("ours", "TRL, dr_grpo, no std"):
+            line(run(shape, "lora", arm, size, device, steps=3))
+
+
+def _one_row(prompt, completion, device):
+    """A micro-batch as TRL hands it to its loss."""
+    ids = {"prompt": torch.ones(1, prompt), "completion": torch.ones(1, completion)}
+    return {
+        **{f"{name}_ids": values.long().to(device) for name, values in ids.items()},
+        **{f"{name}_mask": values.long().to(device) for name, values in ids.items()},
+        "advantages": torch.ones(1, device=device),
+        "num_items_in_batch": torch.tensor(completion, device=device),
+    }
+
+
+def long_rows(device, line):
+    """Peak of forward and backward of one long row in 4 bits, with checkpoints on the device and on the host."""
+    shape, prompt, completions = ("Qwen3 4B", 512, (8192, 16384, 32256))
+    if device == "cpu":
+        shape, prompt, completions = "tiny Qwen3", 24, (64, 128)
+    size = Size(prompt, completions[-1], batch=1, rows=GROUP)
+    keys = keys_of("qlora", size, device)
+    setup = from_keys(keys, prompt, device)
+    planner = Planner(config_of(shape), setup)
+    with tempfile.TemporaryDirectory() as folder:
+        model = model_of(shape, "qlora", getattr(torch, keys["dtype"]), device)
+        trainer = arm_trainer("ours", model, "qlora", size, folder, 1, device)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.model.train()
+        for completion in completions:
+            for offload in (False, True) if device != "cpu" else (False,):  # on a CPU there is nowhere to go
+                planned = planner.estimate(replace(setup, completion=completion, offload=offload))
+                facts = {"shape": shape, "tokens": prompt + completion, "offload": offload}
+                elsewhere = ("optimizer state", "roll-outs", "movement watch")  # which only a whole run has
+                beside = sum(planned.phases["train"].get(part, 0) for part in elsewhere)
+                facts["planned_bytes"] = planned.tensors_of("train") - beside
+                trainer.model.gradient_checkpointing_enable({"use_reentrant": False}, offload=offload)
+                _empty(device)
+                start = now(device)
+                try:
+                    with trainer.compute_loss_context_manager():
+                        loss = trainer.compute_loss(trainer.model, _one_row(prompt, completion, device))
+                    loss.backward()
+                except torch.OutOfMemoryError as error:
+                    facts["stopped_by"] = f"out of memory: {str(error).splitlines()[0]}"
+                facts["seconds"] = now(device) - start
+                if device != "cpu":
+                    facts["measured_bytes"] = torch.cuda.max_memory_allocated()
+                trainer.model.zero_grad()
+                line(facts)
+
+
+def _empty(device):
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# Parts of each call, with seconds that each may take on a GPU: first what has changed since an older run.
+CALLS = {
+    1: {hardware: 20, changes: 130, adapters: 120, lengths: 60, long_rows: 120, families: 100},
+    2: {hardware: 20, parity: 60, training: 300, generation: 70, vllm: 110},
+}
+PARTS = {part: seconds for parts in CALLS.values() for part, seconds in parts.items()}
+CALL_SECONDS = 570  # of ten minutes
 
 
 def run_part(name, seconds, small):
@@ -168,7 +311,7 @@ def table(results):
     """Markdown of what matters to a reader: seconds and memory by arm, then generation by itself."""
     head = ("model", "method", "trainer", "step, s", "generation, s", "rest, s", "tokens/s", "peak, GB", "planned, GB")
     rows = [head, ("---",) * len(head)]
-    for line in results["parts"]["training"]["lines"]:
+    for line in _lines(results, "training", "families"):
         cells = [line["shape"], line["method"], line["arm"]]
         if "stopped_by" in line:
             rows.append((*cells, line["stopped_by"], *[""] * 5))
@@ -176,17 +319,24 @@ def table(results):
         seconds = [f"{line[name]:.2f}" for name in ("step_s", "generation_s", "rest_s")]
         memory = [f"{line[name] / 1e9:.2f}" if name in line else "" for name in ("measured_bytes", "planned_bytes")]
         rows.append((*cells, *seconds, f"{line['tokens_per_s']:.0f}", *memory))
-    for line in results["parts"]["generation"]["lines"]:
+    for line in _lines(results, "generation"):
         name = f"generation alone, {line['backend']}"
         rows.append((line["shape"], "none", name, "", "", "", f"{line['tokens_per_s']:.0f}", "", ""))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _lines(results, *parts):
+    return [line for part in parts for line in results["parts"].get(part, {}).get("lines", ())]
 
 
 def main():
     parser = command_line(__doc__, pairs=0)
     parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--output", type=Path, help="JSON file to write (default: recipes/results/gpu.json)")
-    parser.add_argument("--part", choices=[part.__name__ for part in PARTS], help=argparse.SUPPRESS)
+    names = {part.__name__: seconds for part, seconds in PARTS.items()}
+    parser.add_argument("--call", type=int, choices=CALLS, default=1, help="the parts of this call (default: 1)")
+    parser.add_argument("--parts", nargs="+", choices=list(names), help="these parts in their place")
+    parser.add_argument("--part", choices=list(names), help=argparse.SUPPRESS)
     arguments = quietly(parser)
     if arguments.small and arguments.output is None:
         parser.error("--small: got no --output; expected a file. Its numbers do not belong among the results.")
@@ -199,20 +349,25 @@ def main():
             arguments.output.write_text(json.dumps(lines))
 
         return globals()[arguments.part]("cpu" if arguments.small else "cuda", line)
+    chosen = arguments.parts or [part.__name__ for part in CALLS[arguments.call]]
+    end = time.monotonic() + CALL_SECONDS
     parts = {}
-    for part, seconds in PARTS.items():
-        found = parts[part.__name__] = run_part(part.__name__, seconds, arguments.small)
-        print(f"{part.__name__:12}{found['seconds']:>7.1f} s  {found.get('error', '')}", flush=True)
-        for values in found["lines"]:
+    for name in dict.fromkeys(["hardware", *chosen]):
+        part = parts[name] = run_part(name, min(names[name], end - time.monotonic()), arguments.small)
+        print(f"{name:12}{part['seconds']:>7.1f} s  {part.get('error', '')}", flush=True)
+        for values in part["lines"]:
             print("   ", json.dumps(values), flush=True)
-        if part is hardware and "error" in found:
+        if name == "hardware" and "error" in part:
             sys.exit("gpu: got no CUDA device; expected one. --small runs everything with tiny shapes on the CPU.")
     facts = parts.pop("hardware")["lines"][0]
     about = {"hardware": facts, **provenance("make gpu"), "versions": installed_versions(PACKAGES)}
     output = arguments.output or ROOT / "recipes" / "results" / "gpu.json"
+    earlier = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    if all(earlier.get(name) == about[name] for name in ("hardware", "commit", "versions")):
+        parts = {**earlier["parts"], **parts}
     output.write_text(json.dumps({**about, "parts": parts}, indent=1) + "\n", encoding="utf-8")
     print(table({**about, "parts": parts}))
-    return any("error" in found for found in parts.values())
+    return any("error" in part for part in parts.values())
 
 
 if __name__ == "__main__":

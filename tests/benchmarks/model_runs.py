@@ -1,7 +1,7 @@
 """Short runs of real model shapes with random weights, timed by phase: full, LoRA and QLoRA, ours and stock TRL's.
 
-Shapes are those of Qwen2.5, built from configurations, so nothing is downloaded. Every completion is forced to its
-limit, and in three of ten groups all rewards are equal.
+Shapes are those of Qwen2.5 unless said otherwise, built from configurations, so nothing is downloaded. Every
+completion is forced to its limit, and in three of ten groups all rewards are equal.
 """
 
 import gc
@@ -15,7 +15,14 @@ import torch
 from bench import StepClock, now, trainer_of
 from peft import LoraConfig
 from tiny import tiny_tokenizer
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    Gemma3TextConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer, lora_preset
@@ -28,6 +35,28 @@ SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, 
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
     "7B": (3584, 18944, 28, 28, 4, 152064, False),
+}
+QWEN3_SHAPES = {  # the same, with heads of 128
+    "tiny Qwen3": (64, 256, 4, 4, 2, 2000, True),
+    "Qwen3 1.7B": (2048, 6144, 28, 16, 8, 151936, True),
+    "Qwen3 4B": (2560, 9728, 36, 32, 8, 151936, True),
+}
+_TINY = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16}
+_TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+_LINEAR = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+_OF_1B = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936}
+OTHER_SHAPES = {  # layers of running states between those of attention; layers that see a window alone
+    "tiny hybrid": (Qwen3_5TextConfig, {**_TINY, **_LINEAR, "linear_num_value_heads": 4}),
+    "hybrid": (
+        Qwen3_5TextConfig,
+        {**_OF_1B, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24}
+        | {"linear_num_value_heads": 16},
+    ),
+    "tiny windows": (Gemma3TextConfig, {**_TINY, "sliding_window": 16, "sliding_window_pattern": 2}),
+    "windows": (
+        Gemma3TextConfig,
+        {**_OF_1B, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "sliding_window": 512},
+    ),
 }
 ARMS = {
     "ours": None,
@@ -48,8 +77,16 @@ class Size:
 
 
 def config_of(shape):
-    hidden, inner, layers, heads, shared, vocabulary, tied = SHAPES[shape]
-    return Qwen2Config(
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "max_position_embeddings": 40960}
+    if shape in OTHER_SHAPES:
+        config_class, fields = OTHER_SHAPES[shape]
+        return config_class(**fields, **ends)
+    is_qwen3 = shape in QWEN3_SHAPES
+    numbers = QWEN3_SHAPES[shape] if is_qwen3 else SHAPES[shape]
+    hidden, inner, layers, heads, shared, vocabulary, tied = numbers
+    config_class = Qwen3Config if is_qwen3 else Qwen2Config
+    more = {"head_dim": 128} if is_qwen3 else {"max_position_embeddings": 32768}
+    return config_class(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=inner,
@@ -57,10 +94,7 @@ def config_of(shape):
         num_attention_heads=heads,
         num_key_value_heads=shared,
         tie_word_embeddings=tied,
-        max_position_embeddings=32768,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
+        **{**ends, **more},
     )
 
 

@@ -10,7 +10,7 @@ MIXED = ["what is 1+2? tell me now"] * 4 + ["7*8="] * 3 + ["a"] + ["12345+67890=
 PAD = 257
 
 
-def generate(model, prompts, shares=True, limits=None, speed=None, training=False, **settings):
+def generate(model, prompts, shares=True, limits=None, speed=None, training=False, rows_at_once=None, **settings):
     """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
     was run."""
     model.train(training)
@@ -26,7 +26,7 @@ def generate(model, prompts, shares=True, limits=None, speed=None, training=Fals
     )
     torch.manual_seed(0)
     try:
-        with shared_prefill(model, shares, limits, speed):
+        with shared_prefill(model, shares, limits, speed, rows_at_once):
             tokens = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     finally:
         hook.remove()

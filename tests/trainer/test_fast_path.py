@@ -8,13 +8,15 @@ from datasets import Dataset
 from gradient_runs import EXACT, Watching, difference, gradients, half_dead
 from runs import assert_same_weights, logged, step_reward, weights
 from tiny import tiny_model
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
+from torch.autograd.graph import save_on_cpu
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, modeling_utils
 from trl import GRPOTrainer
 
 from trl_drgrpo import DrGRPOTrainer, InputError
 from trl_drgrpo.features.fast_path import tree_mask
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.host_proof.recording import LONG_PROMPTS, completion_reward
+from trl_drgrpo.upstream import checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,35 @@ def test_gradients_are_those_of_stock_trl_when_prompts_are_shared(settings, lora
     assert difference(ours, gradients(GRPOTrainer, settings, lora=lora, prompts=LONG_PROMPTS)) <= EXACT
     assert any(len(pack) > 1 for plan in Watching.plans_seen for pack in plan["packs"])
     assert any(len(each) > 2 for each in blocks_cut)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_checkpoints_that_wait_on_the_host_change_no_gradient(lora, monkeypatch):
+    """transformers' option, which TRL 1.16 loses when it switches checkpointing off and on to generate."""
+    packed = []
+
+    class Counted(save_on_cpu):
+        def __init__(self, pin_memory, device_type):
+            super().__init__(pin_memory=False)  # no CPU can pin memory
+            pack = self.pack_hook
+            self.pack_hook = lambda tensor: packed.append(tensor.shape) or pack(tensor)
+
+    monkeypatch.setattr(modeling_utils, "save_on_cpu", Counted)
+    monkeypatch.setattr(checkpoints, "can_pin", lambda: True)
+    settings = {"gradient_checkpointing": True, "steps_per_generation": 4}
+    expected = gradients(DrGRPOTrainer, settings, lora=lora)
+    assert not packed
+    settings["gradient_checkpointing_kwargs"] = {"offload": True}
+    offloaded = gradients(DrGRPOTrainer, settings, lora=lora)
+    every_layer = len(packed)
+    assert every_layer
+    settings["gradient_checkpointing_kwargs"] = {"offload": True, "every_n_layers": 2}
+    every_other = gradients(DrGRPOTrainer, settings, lora=lora)
+    assert len(packed) - every_layer < every_layer
+    monkeypatch.undo()
+    without_device = gradients(DrGRPOTrainer, settings, lora=lora)
+    for steps in (offloaded, every_other, without_device):
+        assert difference(steps, expected) <= EXACT
 
 
 def test_float32_with_trls_own_head():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+BACKENDS = ("ours", "transformers")
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,8 +21,9 @@ def run(name, *options):
 @pytest.mark.slow
 def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
     output = tmp_path / "gpu.json"
-    done = run("gpu.py", "--small", "--output", str(output))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    for call in ("1", "2"):
+        done = run("gpu.py", "--small", "--output", str(output), "--call", call)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     lines = {name: part["lines"] for name, part in json.loads(output.read_text())["parts"].items()}
     assert all(line["difference"] < 0.05 < line["control"] for line in lines["parity"])
     assert {(line["method"], line["arm"][:4]) for line in lines["training"]} == {
@@ -29,6 +31,33 @@ def test_everything_for_a_gpu_runs_in_small_on_a_cpu(tmp_path):
     }
     assert all(line["step_s"] > line["generation_s"] > 0 for line in lines["training"])
     assert "| tiny | none | generation alone, ours |" in done.stdout
+    # Those of the first call are still there.
+    assert {(line["shape"], line["arm"][:4]) for line in lines["families"]} == {
+        (shape, arm) for shape in ("tiny hybrid", "tiny windows") for arm in ("ours", "TRL,")
+    }
+    assert {line["method"] for line in lines["adapters"]} == {"lora", "qlora"}
+    ours, theirs = (next(line for line in lines["lengths"] if line["backend"] == name) for name in BACKENDS)
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["dropped_rows"] > 0
+    assert all(line["planned_bytes"] > 0 for line in lines["long_rows"])
+    assert "skipped" in lines["changes"][0]["tests"]
+
+
+@pytest.mark.slow
+def test_the_rivals_without_unsloth_run_in_small_on_a_cpu(tmp_path):
+    output = tmp_path / "rival.json"
+    arms = ("ours", "stock")
+    done = run(
+        "rival.py", "--small", "--output", str(output), "--arms", *arms, "--tasks", "gradient", "speed", "memory"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    (call,) = json.loads(output.read_text())["calls"]
+    lines = {(line["task"], line["arm"]): line for line in call["lines"]}
+    for arm in arms:
+        # Both train Dr. GRPO: their gradient is the one that is written out in plain PyTorch.
+        assert lines["gradient", arm]["difference"] < 1e-5
+        assert 0 < lines["speed", arm]["generation_s"] < lines["speed", arm]["step_s"]
+        assert lines["memory", arm]["rows"][0]["step_s"] > 0
 
 
 @pytest.mark.slow

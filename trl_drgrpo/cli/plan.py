@@ -37,7 +37,7 @@ from trl_drgrpo.cli.recipe import dump, read_given
 from trl_drgrpo.cli.run_keys import model_path
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import is_adapter
-from trl_drgrpo.common.ranges import refuse_outside, whole
+from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, refuse_outside, whole
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
 from trl_drgrpo.single_gpu.memory.memory_settings import (
@@ -56,6 +56,7 @@ Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 KEYS = (
     *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit", "dtype", "bf16"),
     *("fp16", "beta", "generation_batch_size", "micro_batching", "use_vllm", "vllm_mode", *FIELD_KEYS.values()),
+    *CHECKPOINT_OPTIONS,
 )
 DEFAULT_PROMPT = 512
 
@@ -157,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     if args.probe:
         probe = run_probe(model_path(name), recipe, device, setup.prompt)
     estimate = proposal.estimate
-    host = planner.host()
+    host = planner.host(estimate.setup)
     if args.json:
         content = {
             "model": name,
@@ -289,7 +290,7 @@ def _longest_prompt(config: Any, tokens: int | None, values: Mapping[str, Any]) 
 # Keys to lower, in this order, by what a run was doing when memory ran out.
 LOWER = {
     "loading the model": ("dtype: bfloat16", "preset: qlora"),
-    "generation": ("steps_per_generation", "per_device_train_batch_size", "max_completion_length"),
+    "generation": ("generation_rows", "max_completion_length"),
     "training": ("per_device_train_batch_size", "max_completion_length"),
 }
 

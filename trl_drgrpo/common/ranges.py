@@ -13,6 +13,9 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, shortened
 
+# Options of checkpointing, by either name: the second one came with transformers 5.23.
+CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+
 
 @dataclass(frozen=True)
 class Range:
@@ -112,7 +115,7 @@ _FIELDS: tuple[tuple[Range, str], ...] = (
     (
         whole(1, optional=True),
         "loss_normalizer num_generations_eval steps_per_generation generation_batch_size max_completion_length "
-        "max_turn_length vllm_max_model_length eval_accumulation_steps dataloader_prefetch_factor "
+        "max_turn_length generation_rows vllm_max_model_length eval_accumulation_steps dataloader_prefetch_factor "
         "early_stopping_patience torch_empty_cache_steps ddp_bucket_cap_mb",
     ),
     (whole(0), "beta_warmup_steps"),

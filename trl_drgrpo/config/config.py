@@ -138,6 +138,11 @@ class DrGRPOConfig(GRPOConfig):
             TRL's micro-batch, or the generation batch of all ranks (`"batch"`, arXiv 2501.11873), under which
             micro-batches may be planned. No row is left out then, and a pass without gradient counts the choices
             before the first optimizer step of each generation batch; see `recipes/guides/fast_path.md`.
+        generation_rows (`int`, *optional*):
+            Without vLLM: rows that are generated at a time, one round after the other, where the keys and values of
+            all rows do not fit into memory. All rows by default. With `fast_generation` the same seed samples the
+            same tokens in any number of rounds, up to rounding. In transformers' own loop each round draws its random
+            numbers behind those of the one before, which makes other samples of the same distribution.
 
         > Which prompts train
 
@@ -289,6 +294,7 @@ class DrGRPOConfig(GRPOConfig):
     share_prompts: bool = True
     fast_generation: bool = True
     router_aux_scope: Literal["micro_batch", "batch"] = "micro_batch"
+    generation_rows: int | None = None
     dynamic_sampling: bool | str = False
     max_sampling_rounds: int = 10
     curriculum: bool = False

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.ranges import RANGES
+from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, RANGES
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
@@ -285,12 +285,13 @@ def _keys(config: "DrGRPOConfig") -> dict[str, Kinds | None]:
         of_schedule.pop(set_by_trainer, None)
     parameters = inspect.signature(checkpoint).parameters.values()
     of_checkpoint: dict[str, tuple[Any, ...]] = {p.name: (Any,) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    of_checkpoint |= {"use_reentrant": (bool, type(None)), "preserve_rng_state": (bool,)}
+    of_checkpoint |= {"offload": (bool,), "every_n_layers": (int,)}  # which the model takes
     return {
         "accelerator_config": _kinds(AcceleratorConfig),
         "chat_template_kwargs": None,  # a template may read any
         "generation_kwargs": None if config.use_vllm else _sampling_keys(),  # vLLM refuses others itself
-        "gradient_checkpointing_kwargs": of_checkpoint
-        | {"use_reentrant": (bool, type(None)), "preserve_rng_state": (bool,)},
+        **{name: of_checkpoint for name in CHECKPOINT_OPTIONS if hasattr(config, name)},
         "lr_scheduler_kwargs": of_schedule,
         "transformers_continuous_batching_config": _kinds(ContinuousBatchingConfig),
     }

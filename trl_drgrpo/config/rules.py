@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, in_one
 from trl_drgrpo.common.generation import that_do_something
-from trl_drgrpo.common.ranges import Range, refuse_out_of_range
+from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, Range, refuse_out_of_range
 from trl_drgrpo.config.best_metric import best_metric_rules
 from trl_drgrpo.config.field_kinds import check_choices, check_keys, check_kinds
 from trl_drgrpo.features.diagnostics.run_warnings import warning_thresholds
@@ -126,6 +126,14 @@ def _values(config: "DrGRPOConfig") -> Rules:
     if config.logging_strategy == "steps" and config.logging_steps == 0:
         remedy = "Set logging_strategy='no' to turn logging off."
         yield InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)
+    for name in CHECKPOINT_OPTIONS:
+        options = getattr(config, name, None) or {}
+        if options.get("every_n_layers", 1) < 1:
+            remedy = "1 checkpoints every layer."
+            yield InputError(f"{name}: every_n_layers", f"{options['every_n_layers']}", "1 or more", remedy)
+        if options.get("offload") and not _checkpoints(config):
+            remedy = "Only checkpoints go to the host: switch checkpointing on, or remove it."
+            yield InputError(f"{name}: offload", "True without gradient_checkpointing", "False", remedy)
     longest = config.max_completion_length
     context = config.vllm_max_model_length
     if longest is None and config.loss_normalizer is None:
@@ -144,6 +152,12 @@ def _values(config: "DrGRPOConfig") -> Rules:
         yield InputError("dynamic_sampling", repr(config.dynamic_sampling), "True, False or 'dapo'", remedy)
 
 
+def _checkpoints(config: "DrGRPOConfig") -> bool:
+    """Tell whether layers are checkpointed. The newer name wins where it is set."""
+    newer = getattr(config, "activation_checkpointing", None)
+    return bool(config.gradient_checkpointing if newer is None else newer)
+
+
 def _pairs(config: "DrGRPOConfig") -> Rules:
     """Fields that can have one value only beside another setting."""
     beta = config.beta
@@ -153,6 +167,7 @@ def _pairs(config: "DrGRPOConfig") -> Rules:
     reenters = config.gradient_checkpointing and bool(checkpointing.get("use_reentrant"))
     draws_again = config.dynamic_sampling is True
     forks = config.forks > 1
+    batches = config.use_transformers_continuous_batching
     skipped = {"dynamic_sampling": False, "curriculum": False}
     no_forks = {"fork_depth": 1, "fork_threshold": None, "fork_at": "drawn"}
     paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}
@@ -172,6 +187,8 @@ def _pairs(config: "DrGRPOConfig") -> Rules:
         (forks, "forks", {"mask_truncated_completions": False}, _CUT_OFF),
         (forks, "forks", {"importance_sampling_level": "token"}, _ONE_RATIO),
         (forks, "forks", {"vllm_structured_outputs_regex": None}, _AFTER_THE_CUT),
+        (config.use_vllm, "use_vllm", {"generation_rows": None}, _OWN_CACHE),
+        (batches, "use_transformers_continuous_batching", {"generation_rows": None}, _OWN_CACHE),
     ]
     for applies, beside, values, remedy in table:
         for name, value in values.items():
@@ -195,6 +212,7 @@ _IN_ORDER = "In a fixed order, prompts behind skipped ones would weigh more: rem
 _SIBLINGS = "Forks compare the branches of a cut with each other: remove it."
 _CUT_OFF = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
 _ONE_RATIO = "One ratio per row averages the rewards of the branches over the row: set 'token'."
+_OWN_CACHE = "It keeps as many rows in its cache as fit, by its own settings: remove it."
 _AFTER_THE_CUT = "It would match only a branch's text after the cut: remove it."
 
 

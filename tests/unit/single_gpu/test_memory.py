@@ -18,13 +18,14 @@ from transformers import (
     LlamaConfig,
     Qwen2Config,
     Qwen2VLConfig,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
 from trl_drgrpo.features.fast_path.sharing import costs_of
-from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes, propose
 from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
 from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, Ledger, QuantizedLinear, fused_head
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
@@ -304,6 +305,11 @@ def test_the_setup_of_a_recipe():
     assert setup.adapter == Adapter(16, "all-linear", 0.05)
     assert (setup.bits, setup.prompt, setup.reference, setup.autocast) == (4, 99, True, "bfloat16")
     assert from_keys({}, 9, "cpu").autocast is None
+    options = {"offload": True, "every_n_layers": 2}
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        checkpoints = from_keys({name: options, "generation_rows": 3}, 9)
+        assert (checkpoints.offload, checkpoints.checkpoint_every, checkpoints.rows_at_once) == (True, 2, 3)
+    assert not from_keys({"gradient_checkpointing_kwargs": options}, 9, "cpu").offload  # it is the host
     with pytest.raises(InputError, match="load_in_4bit"):
         from_keys({"load_in_4bit": True}, 9)
     with pytest.raises(InputError, match="num_generations"):
@@ -313,6 +319,84 @@ def test_the_setup_of_a_recipe():
 def test_adapters_that_fit_nothing_are_refused():
     with pytest.raises(InputError, match="lora_target_modules"):
         Skeleton(qwen(), Setup(adapter=Adapter(4, ("nowhere",))))
+
+
+def test_measurements_of_others_with_unfused_logits():
+    """Qwen3-1.7B with TRL 1.12, whose backward holds three float32 copies of the logits: 2.744 GiB measured on an RTX
+    3070. All but the logits comes from the plan; `recipes/studies/memory.md` has the arithmetic."""
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    widths = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = Qwen3Config(vocab_size=151_936, num_hidden_layers=28, head_dim=128, tie_word_embeddings=True, **widths)
+    batches = {"batch": 8, "accumulation": 4, "steps_per_generation": 4, "prompt": 11, "completion": 96}
+    setup = Setup(dtype="bfloat16", bits=4, nested=True, adapter=Adapter(8, linears), exact=False, **batches)
+    planner = Planner(config, setup)
+    parts = planner.estimate(setup).phases["train"]
+    # TRL's adapters are in bfloat16, this package's in float32.
+    adapters = (parts["adapters"] + parts["optimizer state"] + parts["gradients"]) / 2
+    checkpointed = 28 * 2048 * 2 * 8 * (11 + 96)
+    logits = 3 * 4 * 8 * 96 * 151_936
+    total = parts["embeddings and head"] + parts["layers"] + adapters + checkpointed + logits
+    assert total / 2**30 == pytest.approx(2.744, rel=0.015)
+
+
+def test_rounds_hold_fewer_keys_and_values():
+    setup = Setup(
+        dtype="bfloat16", prompt=64, completion=256, batch=2, accumulation=8, steps_per_generation=8, group=8
+    )
+    planner = Planner(qwen(), setup)
+    at_once, in_rounds = (
+        planner.estimate(replace(setup, generation_rows=rows)).phases["generate"] for rows in (None, 8)
+    )
+    # 5 layers x keys and values x 2 heads x 16 numbers of 2 bytes; one prompt of 64 tokens less, and 8 completions.
+    fewer = (64 + 8 * 256) * 5 * 2 * 2 * 16 * 2
+    assert at_once["keys and values"] - in_rounds["keys and values"] == pytest.approx(fewer, rel=0.01)
+    assert planner.estimate(replace(setup, generation_rows=99)).phases["generate"] == at_once
+
+
+def test_checkpoints_on_the_host():
+    setup = Setup(dtype="bfloat16", prompt=64, completion=256, batch=4, accumulation=2, exact=False)
+    planner = Planner(qwen(layers=40), setup)
+    offloaded = replace(setup, offload=True)
+    on_device, on_host = (planner.estimate(each).phases["train"]["activations"] for each in (setup, offloaded))
+    # In backward one layer's input is back on the device, all others are not.
+    one_input = 4 * 320 * 64 * 2
+    assert on_device - on_host == pytest.approx(39 * one_input, rel=0.05)
+    # PyTorch pins powers of two.
+    assert planner.host(offloaded)["train"]["checkpoints"] == 40 * 2**18 > 40 * one_input
+    assert "train" not in planner.host(setup)
+
+
+def test_checkpoints_of_every_other_layer():
+    setup = Setup(dtype="bfloat16", prompt=64, completion=256, batch=4, checkpointing=True)
+    none, every_other, all_layers = (
+        Planner(qwen(), each).estimate(each).phases["train"]["activations"]
+        for each in (replace(setup, checkpointing=False), replace(setup, checkpoint_every=2), setup)
+    )
+    assert all_layers < every_other < none
+
+
+def test_what_costs_time_alone_is_proposed_last():
+    lengths = {"prompt": 64, "completion": 2048, "batch": 1, "accumulation": 32, "steps_per_generation": 32}
+    setup = Setup(dtype="bfloat16", adapter=Adapter(8, "all-linear"), **lengths)
+    planner = Planner(qwen(layers=40), setup)
+    given = ("max_completion_length", "per_device_train_batch_size")
+
+    def proposed(memory, *more_given):
+        return propose(planner, setup, memory, (*given, *more_given, "steps_per_generation"), rows=32)
+
+    total_at_once, total_in_rounds = (
+        planner.estimate(each).total for each in (setup, replace(setup, generation_rows=1))
+    )
+    assert "generation_rows" not in proposed(total_at_once).keys
+    rounds = proposed(total_at_once - 1)
+    assert rounds.fits
+    assert rounds.keys["generation_rows"] == 16
+    assert "gradient_checkpointing_kwargs" not in rounds.keys
+    offloaded = proposed(total_in_rounds - 1)
+    assert offloaded.fits
+    assert offloaded.keys["gradient_checkpointing_kwargs"] == {"offload": True}
+    assert not proposed(total_in_rounds - 1, "gradient_checkpointing_kwargs").fits
+    assert not proposed(total_at_once - 1, "generation_rows", "gradient_checkpointing_kwargs").fits
 
 
 def test_tied_embeddings_count_once():

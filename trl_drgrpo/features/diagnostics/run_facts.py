@@ -51,7 +51,8 @@ _SETTINGS = (
     *_SAMPLING,
     *("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min"),
     *("use_vllm", "vllm_mode", "seed", "bf16", "fp16", "gradient_checkpointing"),
-    *("logging_steps", "micro_batching", "share_prompts", "fast_generation", "on_reward_error", "record_groups"),
+    *("logging_steps", "micro_batching", "share_prompts", "fast_generation", "generation_rows", "on_reward_error"),
+    "record_groups",
 )
 _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
 

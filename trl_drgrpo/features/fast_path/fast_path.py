@@ -323,7 +323,7 @@ class FastPath(Feature):
             form = MaskForm()
         packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form, whole)
         self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
-        if packed.row_counts is not None:
+        if packed.row_counts is not None and self.trainer.router_balance is not None:
             self.trainer.router_balance.row_counts = packed.row_counts
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
@@ -399,4 +399,4 @@ class FastPath(Feature):
         if args.use_vllm or args.use_transformers_continuous_batching:
             return nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        return shared_prefill(model, reason is None, limits, self.speed)
+        return shared_prefill(model, reason is None, limits, self.speed, args.generation_rows)

@@ -131,7 +131,7 @@ class RouterBalance(Feature):
             self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
 
     @contextmanager
-    def counting(self, micro_batches: Sequence[dict[str, Any]]) -> Iterator[None]:
+    def counting(self, micro_batches: Sequence[Any]) -> Iterator[None]:
         """Count the choices of the forwards inside the block, which run each row of the generation batch once, and
         put the weights into its micro-batches."""
         media = [name for name in unknown_keys(micro_batches[0]) if name != PLAN]

@@ -276,7 +276,7 @@ class WindowMetrics:
                 values += metrics.get(name, [])
                 weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
             if name == "aux_loss":
-                result[name] = [sum(values) / window["slots"]]
+                result[name] = [sum(values) / window.get("slots", 1)]
                 continue
             extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
             if is_of_clips and extreme:

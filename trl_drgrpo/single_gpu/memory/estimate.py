@@ -12,7 +12,8 @@ From an amount of memory to batch sizes that fit (`propose`): the largest micro-
 the user gave stays as it is. Otherwise, in this order: the rows of an optimizer step are kept (64 where nothing says
 how many); the completion length is 1,024, or the longest below it that fits into the model's context, behind the
 prompt, and with the smallest batch; the micro-batch is the largest that fits; one generation serves as many
-micro-batches of the step as fit.
+micro-batches of the step as fit. Where nothing fits that way, the same again with what costs time alone: generation in
+rounds of fewer rows, then checkpoints that wait on the host, too.
 """
 
 from bisect import bisect_left
@@ -24,6 +25,7 @@ from typing import Any
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
@@ -169,7 +171,7 @@ class Planner:
         if setup.vllm or setup.generates_elsewhere:
             phases["sync"] = {**pending, "one layer merged": 0 if setup.sends_adapters else self._one_layer_merged}
         else:
-            one_batch = replace(setup, batch=setup.generated_rows, accumulation=1, steps_per_generation=1)
+            one_batch = replace(setup, batch=setup.rows_at_once, accumulation=1, steps_per_generation=1)
             peaks = self.peaks(passes.generate, one_batch)
             cache = peaks["cache"]
             phases["generate"] = {
@@ -204,7 +206,7 @@ class Planner:
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
-        key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.exact, shape)
+        key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.offload, setup.exact, shape)
         if key not in self._peaks:
             arguments = (setup,) if shape is None else (setup, shape)
             if not self._shallow:
@@ -225,7 +227,7 @@ class Planner:
         depth = self.config.num_hidden_layers
         periods = (period for period in range(1, depth // 2) if kinds[period:] == kinds[:-period])
         period = next(periods, None)
-        if period is None or len(kinds) != depth:
+        if period is None or len(kinds) != depth or self.setup.checkpoint_every != 1:
             return {}
         # A first layer, a last one, and, with one period more, what lies between.
         few = 2 if period == 1 else period + depth % period
@@ -281,13 +283,14 @@ class Planner:
             return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
         return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
 
-    def host(self) -> Phases:
+    def host(self, setup: Setup | None = None) -> Phases:
         """Return the bytes of the host's memory by phase and part.
 
-        `"load"` and `"save"` beside a GPU, `"sleep"` of a vLLM that keeps its base, and with adapters `"merge"`, which
-        is another process.
+        `"load"` and `"save"` beside a GPU, `"train"` where checkpoints wait there, `"sleep"` of a vLLM that keeps its
+        base, and with adapters `"merge"`, which is another process. `setup`: as in [`estimate`]; by default the
+        planner's.
         """
-        setup = self.setup
+        setup = setup or self.setup
         phases = {}
         if setup.device == "cuda":
             element = LOADED_IN[setup.dtype]
@@ -302,6 +305,13 @@ class Planner:
             saved = self.adapters if setup.adapter else self.parameters * element
             phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
             phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
+            if setup.checkpointing and setup.offload:
+                tokens = max(shape.tokens for shape in trained_shapes(self.config, setup))
+                one_input = tokens * self.config.hidden_size * element
+                # Up to a bound of its own, PyTorch rounds what it pins to a power of two.
+                pinned = 2 ** (one_input - 1).bit_length()
+                checkpoints = -(-len(self.full.layers) // setup.checkpoint_every)
+                phases["train"] = {PROCESS_PART: PROCESS["cuda"], "checkpoints": checkpoints * pinned}
         if setup.vllm and setup.vllm_sleeps and setup.sends_adapters:
             phases["sleep"] = {PROCESS_PART: PROCESS["cuda"], "vLLM: base": self._engines_base}
         if setup.adapter:
@@ -390,7 +400,14 @@ class Proposal:
     @property
     def keys(self) -> dict[str, Any]:
         """The settings as recipe keys."""
-        return {FIELD_KEYS[name]: getattr(self.estimate.setup, name) for name in PROPOSED}
+        setup = self.estimate.setup
+        keys = {FIELD_KEYS[name]: getattr(setup, name) for name in PROPOSED}
+        if setup.generation_rows:
+            keys[FIELD_KEYS["generation_rows"]] = setup.generation_rows
+        if setup.offload:
+            every = {"every_n_layers": setup.checkpoint_every} if setup.checkpoint_every > 1 else {}
+            keys[CHECKPOINT_OPTIONS[0]] = {**every, "offload": True}
+        return keys
 
 
 def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
@@ -416,20 +433,43 @@ def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: 
         longest = LENGTHS[0] if context is None else max(1, context - setup.prompt)
         lengths = sorted({min(length, longest) for length in LENGTHS}, reverse=True)
     least = setup
-    for completion in lengths:
-        batches = _batches(replace(setup, completion=completion), rows, given)
-        least = min(_generations(batches[-1], given), key=lambda candidate: candidate.generated_rows)
-        if planner.training(least) > memory:
-            continue
-        # A larger micro-batch needs more, so bisection finds the first that fits. `training` is a lower bound, hence
-        # the candidates behind it are estimated in full, one by one.
-        first = bisect_left(batches, True, key=lambda candidate: planner.training(candidate) <= memory)
-        for candidate in batches[first:]:
-            for settled in _generations(candidate, given):
-                estimate = planner.estimate(settled)
-                if estimate.total <= memory:
-                    return Proposal(estimate, True)
+    for rounds, offloaded in _ways(setup, given):
+        for completion in lengths:
+            batches = _batches(replace(offloaded, completion=completion), rows, given)
+            least = min(_generations(batches[-1], given), key=lambda candidate: candidate.generated_rows)
+            if rounds:
+                least = _in_rounds(least)[-1]
+            if planner.training(least) > memory:
+                continue
+            # A larger micro-batch needs more, so bisection finds the first that fits. `training` is a lower bound,
+            # hence the candidates behind it are estimated in full, one by one.
+            first = bisect_left(batches, True, key=lambda candidate: planner.training(candidate) <= memory)
+            for candidate in batches[first:]:
+                for generation in _generations(candidate, given):
+                    for settled in _in_rounds(generation) if rounds else [generation]:
+                        estimate = planner.estimate(settled)
+                        if estimate.total <= memory:
+                            return Proposal(estimate, True)
     return Proposal(planner.estimate(least), False)
+
+
+def _ways(setup: Setup, given: Any) -> list[tuple[bool, Setup]]:
+    """Return the ways to run, the fastest first: whether in rounds, and with checkpoints on the device or the host."""
+    generates = not (setup.vllm or setup.generates_elsewhere)
+    may_take_rounds = generates and FIELD_KEYS["generation_rows"] not in given
+    may_offload = setup.device == "cuda" and setup.checkpointing and not set(CHECKPOINT_OPTIONS) & set(given)
+    ways = [(False, setup)]
+    if may_take_rounds:
+        ways.append((True, setup))
+    if may_offload and not setup.offload:
+        ways.append((may_take_rounds, replace(setup, offload=True)))
+    return ways
+
+
+def _in_rounds(setup: Setup) -> list[Setup]:
+    """Return the setup with rounds of equal size, the fewest rounds first."""
+    rows = setup.generated_rows
+    return [replace(setup, generation_rows=n) for n in range(rows // 2, 0, -1) if rows % n == 0] or [setup]
 
 
 def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:

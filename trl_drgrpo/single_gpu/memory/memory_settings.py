@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
-from trl_drgrpo.common.ranges import refuse_out_of_range
+from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, refuse_out_of_range
 from trl_drgrpo.common.reading import reading
 
 LOADED_IN = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
@@ -63,10 +63,13 @@ class Setup:
         group (`int`): `num_generations`.
         iterations (`int`): `num_iterations`.
         checkpointing (`bool`): `gradient_checkpointing`.
+        checkpoint_every (`int`): Layers from one checkpoint to the next; `every_n_layers` of its options.
+        offload (`bool`): Whether the inputs of checkpointed layers wait on the host; `offload` of its options.
         optimizer (`str`): `optim`.
         reference (`bool`): Whether `beta > 0`.
         goes_on (`bool`): Whether the adapter was there before, so that a copy of it is the reference.
         exact, share_prompts, fast_generation (`bool`): The fast path.
+        generation_rows (`int`, *optional*): The same.
         vllm (`bool`): Whether vLLM generates in this process (colocate).
         vllm_share (`float`): `vllm_gpu_memory_utilization`.
         vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
@@ -88,12 +91,15 @@ class Setup:
     group: int = _key("num_generations", 8)
     iterations: int = _key("num_iterations", 1)
     checkpointing: bool = _key("gradient_checkpointing", True)
+    checkpoint_every: int = 1
+    offload: bool = False
     optimizer: str = _key("optim", "adamw_torch_fused")
     reference: bool = False
     goes_on: bool = False
     exact: bool = True
     share_prompts: bool = _key("share_prompts", True)
     fast_generation: bool = _key("fast_generation", True)
+    generation_rows: int | None = _key("generation_rows", None)
     vllm: bool = False
     vllm_share: float = _key("vllm_gpu_memory_utilization", 0.3)
     vllm_sleeps: bool = _key("vllm_enable_sleep_mode", False)
@@ -112,8 +118,13 @@ class Setup:
 
     @property
     def generated_rows(self) -> int:
-        """Completions generated at once."""
+        """Completions of a generation batch."""
         return self.batch * self.steps_per_generation
+
+    @property
+    def rows_at_once(self) -> int:
+        """Completions whose keys and values are held at the same time."""
+        return min(self.generated_rows, self.generation_rows or self.generated_rows)
 
     @property
     def scores_old(self) -> bool:
@@ -172,6 +183,9 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
     vllm = bool(values.get("use_vllm"))
     colocate = values.get("vllm_mode", "colocate") == "colocate"
+    checkpoints: dict[str, Any] = {}
+    for key in CHECKPOINT_OPTIONS:
+        checkpoints |= values.get(key) or {}
     setup = Setup(
         device=device,
         dtype=_dtype(dtype),
@@ -179,6 +193,9 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         adapter=adapter if values.get("use_peft") else None,
         bits=bits,
         prompt=prompt,
+        checkpoint_every=checkpoints.get("every_n_layers", 1),
+        # On a CPU, the host is where they are.
+        offload=bool(checkpoints.get("offload")) and device != "cpu",
         reference=bool(values.get("beta")),
         exact=values.get("micro_batching", "exact") == "exact",
         vllm=vllm and colocate,

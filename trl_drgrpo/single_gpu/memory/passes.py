@@ -53,7 +53,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     """Run forward and backward of one micro-batch."""
     model = skeleton.model
     layout = torch.empty(shape.layout, **LONG)
-    _checkpoint(skeleton, setup.checkpointing)
+    _checkpoint(skeleton, setup.checkpoint_every if setup.checkpointing else 0, setup.offload)
     for parameter in model.parameters():  # gradients of earlier micro-batches: `estimate.py` counts them
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     hooks = []
@@ -81,7 +81,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
 @torch.no_grad()
 def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     """Run the forward of one micro-batch without gradient."""
-    _checkpoint(skeleton, False)
+    _checkpoint(skeleton)
     inputs = _inputs(skeleton, shape)
     with _run(skeleton, *inputs) as ledger:
         ledger.mark("score")
@@ -148,18 +148,30 @@ def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
     return (losses * advantages).sum() / setup.completion
 
 
-def _checkpoint(skeleton: Skeleton, on: bool) -> None:
+def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> None:
+    """Checkpoint one in `every` layers, or none. With `offload`, their inputs leave the device until backward."""
     from torch.utils.checkpoint import checkpoint
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # Run again, in backward, function modes have been left, and autocast is a block of its own.
     options = {"use_reentrant": False, "preserve_rng_state": False}
-    checkpointed = partial(checkpoint, context_fn=lambda: (nullcontext(), skeleton.precision), **options)
-    # Sets the attributes that `activation_checkpointing_enable` would set; one of that method's names goes away.
-    for module in skeleton.model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.gradient_checkpointing = on
-            module._gradient_checkpointing_func = checkpointed  # type: ignore[assignment]
+    run_again: Any = partial(checkpoint, context_fn=lambda: (nullcontext(), skeleton.precision), **options)
+
+    def offloaded(*args: Any) -> Any:
+        # As `save_on_cpu`: a tensor that is saved is let go of, and a new one is made when backward asks for it.
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.shape, saved.dtype), _from_host):
+            return run_again(*args)
+
+    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
+    layers = [module for module in skeleton.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = every > 0 and number % every == 0
+        layer._gradient_checkpointing_func = offloaded if offload else run_again  # type: ignore[assignment]
+
+
+def _from_host(form: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
+    shape, dtype = form
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
@@ -221,9 +233,9 @@ def _cache_in(output: Any) -> dict[str, Any]:
 @torch.no_grad()
 def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Peaks:
     model = skeleton.model
-    rows = setup.generated_rows
+    rows = setup.rows_at_once
     prompts = max(1, rows // setup.group) if once else rows
-    _checkpoint(skeleton, False)
+    _checkpoint(skeleton)
 
     def step(ids: torch.Tensor, mask: torch.Tensor | None, cache: dict[str, Any]) -> Any:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}

@@ -19,12 +19,14 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     Gemma2PreTrainedModel,
+    GenerationConfig,
     RecurrentGemmaConfig,
 )
 from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.features.fast_path.decoding import decoder, forwards, replay
+from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.decoding.group_cache import NAME, Grid, GroupCache, GroupLayer
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream import kv_cache
@@ -61,13 +63,13 @@ def test_the_same_tokens_from_the_same_seed(model, settings, prompts):
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer, reward, lora):
-    seen = {True: [], False: []}
+    seen = {"fast": [], "stock": [], "rounds": []}
 
-    def run(fast):
+    def run(name, **fields):
         sizes = []
 
         def watching(completion_ids, **kwargs):
-            seen[fast].append([list(ids) for ids in completion_ids])
+            seen[name].append([list(ids) for ids in completion_ids])
             return reward(completion_ids)
 
         peft = {"peft_config": LoraConfig(r=2, target_modules="all-linear")} if lora else {}
@@ -75,13 +77,14 @@ def test_the_trainer_generates_the_same_completions(settings, prompts, tokenizer
         model.model.register_forward_pre_hook(
             lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
         )
-        config = {**settings, "fast_generation": fast, "max_steps": 1}
+        config = {**settings, "max_steps": 1, **fields}
         train(DrGRPOTrainer, config, prompts, tokenizer, watching, model, **peft)
         return sizes[0]
 
-    assert run(True) == 2
-    assert run(False) == 8
-    assert seen[True] == seen[False]
+    assert run("fast") == 2
+    assert run("stock", fast_generation=False) == 8
+    assert run("rounds", generation_rows=4) == 1
+    assert seen["fast"] == seen["stock"] == seen["rounds"]
 
 
 def test_each_prompt_runs_once_and_finished_rows_are_dropped(model, monkeypatch):
@@ -107,6 +110,48 @@ def test_rows_end_at_their_limits(model, settings):
     limited = generate(model, rows, limits=limits, **settings, **ends)[0].tolist()
     for limit, with_limit, without in zip(limits, limited, free, strict=True):
         assert [token for token in with_limit if token != PAD] == [token for token in without if token != PAD][:limit]
+
+
+# Rounds of fewer rows
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 7, 10])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.7}, {"limits": [40, 3, 9, 1, 0, 30, 40, 2, 2, 40]}], ids=str
+)
+def test_rounds_sample_what_one_round_samples(model, settings, rows_at_once):
+    one_round, state, _ = generate(model, MIXED, **settings)
+    in_rounds, state_after_rounds, shapes = generate(model, MIXED, rows_at_once=rows_at_once, **settings)
+    assert torch.equal(in_rounds, one_round)
+    assert torch.equal(state_after_rounds, state)
+    assert max(rows for rows, _ in shapes) <= rows_at_once
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_transformers_loop_runs_in_rounds(model, do_sample):
+    prompts = ["7*8="] * 8
+    one_round, _, _ = generate(model, prompts, shares=False, do_sample=do_sample)
+    in_rounds, _, shapes = generate(model, prompts, shares=False, do_sample=do_sample, rows_at_once=4)
+    assert {rows for rows, _ in shapes} == {4}
+    if not do_sample:
+        assert torch.equal(in_rounds, one_round)
+        return
+    # The first round is a generation of its rows alone, and the next one goes on from there: other samples.
+    first_round, _, _ = generate(model, prompts[:4], shares=False)
+    width = first_round.size(1)
+    assert torch.equal(in_rounds[:4, :width], first_round)
+    assert not torch.equal(in_rounds[4:], in_rounds[:4])
+
+
+def test_a_call_that_cannot_be_cut_by_rows_is_one_round(model, caplog):
+    ids = torch.tensor([[97]] * 4)
+    config = GenerationConfig(max_new_tokens=2, pad_token_id=PAD)
+    with shared_prefill(model, rows_at_once=2):
+        for _ in range(2):
+            model.generate(input_ids=ids, position_ids=torch.zeros_like(ids), generation_config=config)
+    assert [message for message in caplog.messages if message.startswith("generation_rows has no effect")] == [
+        "generation_rows has no effect: generate is called with position_ids, not cut by rows."
+    ]
 
 
 # What is left to transformers
@@ -182,6 +227,7 @@ def test_too_little_memory_says_what_to_change(model, shared):
         "generation: got 6 completions of up to 40 tokens for 1 prompts of up to 400 that do not fit"
     )
     assert ("each prompt is held 6 times" in said) == (not shared)
+    assert "et generation_rows below 6 (" in said
     assert said.endswith("(Tried to allocate 2 GiB)")
 
 

@@ -131,6 +131,8 @@ def decode(
     streamer: Any = None,
     limits: Sequence[int] | None = None,
     speed: Speed | None = None,
+    first_row: int = 0,
+    rows_drawn: int | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """Write tokens until every row has ended: the loop, in the form that `generate(custom_generate=...)` calls.
@@ -141,6 +143,8 @@ def decode(
         logits_processor, stopping_criteria, generation_config, model_kwargs: As transformers prepared them.
         synced_gpus, streamer: Part of the call; not supported, and not asked for by a trainer.
         limits, speed: As in [`shared_prefill`].
+        first_row, rows_drawn (`int`): Where random numbers are drawn for more rows than these: which of them is the
+            first of these, and how many they are.
 
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
@@ -159,7 +163,10 @@ def decode(
         ids: Any = input_ids
         while True:
             scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
-            tokens = _sampled(scores, live, rows) if generation_config.do_sample else scores.argmax(dim=-1)
+            if generation_config.do_sample:
+                tokens = _sampled(scores, first_row + live, rows_drawn or rows)
+            else:
+                tokens = scores.argmax(dim=-1)
             tokens = tokens.masked_fill(ended, pad_token_id)
             sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
             ids = torch.cat([ids, tokens[:, None]], dim=1)
@@ -200,33 +207,32 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
 
 @contextmanager
 def shared_prefill(
-    model: Any, shares: bool = True, limits: Sequence[int] | None = None, speed: Speed | None = None
+    model: Any,
+    shares: bool = True,
+    limits: Sequence[int] | None = None,
+    speed: Speed | None = None,
+    rows_at_once: int | None = None,
 ) -> Iterator[None]:
     """Inside the block, `model.generate` runs each prompt once wherever it can. The model is left as it was.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy.
-        shares (`bool`): `False` leaves all to transformers, but for the words when memory runs out.
+        shares (`bool`): `False` leaves all to transformers, but for rounds and the words when memory runs out.
         limits (`Sequence[int]`, *optional*): Tokens that each row of a call may write.
         speed ([`Speed`], *optional*): Is told what is used of the fast path, and why not.
+        rows_at_once (`int`, *optional*): Rows whose keys and values are held at a time; all of a call by default.
     """
     generate = model.generate
     speed = speed or Speed()
 
-    def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        is_ours = shares
-        if shares:
-            reason = "generate is called with positional arguments" if args else why_not_decoded(model, kwargs)
-            is_ours = reason is None
-            if reason:
-                speed.off(reason, *GENERATION)
+    def generate_rows(is_ours: bool, limits: Sequence[int] | None, kwargs: dict[str, Any], **of_round: int) -> Any:
         if is_ours:
-            kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed)
+            kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed, **of_round)
         elif limits is not None and "input_ids" in kwargs:
             # A loop that went on longer would draw more random numbers, and later samples would be others.
             kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits, kwargs["input_ids"].size(1))])
         try:
-            return generate(*args, **kwargs)
+            return generate(**kwargs)
         except torch.OutOfMemoryError as error:
             from trl_drgrpo.features.fast_path.decoding.too_little_memory import does_not_fit, new_tokens
 
@@ -236,8 +242,27 @@ def shared_prefill(
             most = new_tokens(model, ids, kwargs.get("generation_config"))
             raise does_not_fit(error, ids, most, is_ours) from error
 
+    def decoding_shared(*args: Any, **kwargs: Any) -> Any:
+        if args:  # whose rows nobody can tell
+            if shares:
+                speed.off("generate is called with positional arguments", *GENERATION)
+            return generate(*args, **kwargs)
+        is_ours = shares and _is_decoded_here(model, kwargs, speed)
+        if rows_at_once is not None:
+            from trl_drgrpo.features.fast_path.decoding.rounds import in_rounds
+
+            return in_rounds(partial(generate_rows, is_ours), limits, kwargs, rows_at_once, draws_all=is_ours)
+        return generate_rows(is_ours, limits, kwargs)
+
     with swapped(model, generate=decoding_shared):
         yield
+
+
+def _is_decoded_here(model: Any, kwargs: dict[str, Any], speed: Speed) -> bool:
+    reason = why_not_decoded(model, kwargs)
+    if reason:
+        speed.off(reason, *GENERATION)
+    return reason is None
 
 
 class _RowLimits(StoppingCriteria):

@@ -23,7 +23,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
     ```python
     >>> prompts = torch.arange(8).repeat_interleave(8)[:, None].expand(64, 512)
     >>> print(does_not_fit(torch.OutOfMemoryError("Tried to allocate 2 GiB"), prompts, 128, shares=False))
-    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), lower per_device_train_batch_size or steps_per_generation (64 rows at once), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
+    generation: got 64 completions of up to 128 tokens for 8 prompts of up to 512 that do not fit into memory; expected fewer or shorter ones. Set fast_generation=True and micro_batching="exact" (each prompt is held 8 times: 80% of the cache), set generation_rows below 64 (rounds of fewer rows cost time alone), or lower max_completion_length (128 tokens: 20% of the cache). (Tried to allocate 2 GiB)
 
     ```
     """  # noqa: E501
@@ -32,7 +32,7 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
     of_prompts, of_completions = (prompts if shares else rows) * columns, rows * new
     share = round(100 * of_completions / max(1, of_prompts + of_completions))
     shorter = f"lower max_completion_length ({new:,} tokens: {share}% of the cache)"
-    fewer = f"lower per_device_train_batch_size or steps_per_generation ({rows:,} rows at once)"
+    fewer = f"set generation_rows below {rows:,} (rounds of fewer rows cost time alone)"
     remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
     if not shares and prompts < rows:
         sharing = (
