@@ -1,6 +1,6 @@
 """`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. The way of a reward to the optimizer:
 
-1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
+1. TRL calls the reward functions, which are checked (`rewards/contract.py`): `on_rewards` refuses infinite rewards;
 2. `compute_advantages`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
    (`process_rewards/scoring.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
@@ -9,6 +9,7 @@
 """
 
 import copy
+import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -54,7 +55,7 @@ from trl_drgrpo.upstream.batches import (
     refuse_infinite,
     trained_mask,
 )
-from trl_drgrpo.upstream.hooks import Feature, LossTerm, Model
+from trl_drgrpo.upstream.hooks import Feature, LossTerm, Model, check_hook_names
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
@@ -272,10 +273,20 @@ class DrGRPOTrainer(HostTrainer):
         """Build the user's features and list them behind this package's own."""
         for feature in as_list(features):
             if isinstance(feature, type) and issubclass(feature, Feature):
+                try:
+                    inspect.signature(feature).bind(self)
+                except TypeError as error:
+                    remedy = "Pass an object of it."
+                    raise InputError(
+                        "features", feature.__name__, f"a class of the trainer alone ({error})", remedy
+                    ) from None
                 feature = feature(self)
             if not isinstance(feature, Feature):
                 remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
                 raise InputError("features", shortened(feature), "features, or classes of them", remedy)
+            if any(feature is other for other in self.features):
+                raise InputError("features", f"{type(feature).__name__} twice", "each object once", "Remove one.")
+            check_hook_names(feature)
             if isinstance(feature, LossTerm):
                 from trl_drgrpo.upstream.loss_terms import check_loss_term
 
@@ -345,7 +356,7 @@ class DrGRPOTrainer(HostTrainer):
     # Rewards become advantages
 
     def on_rows(self, rows: Sequence[DatasetRow]) -> None:
-        """Check rows of a stream that the checks before the run have not seen."""
+        """Check the rows of a stream, which has no length and so was not checked before the run."""
         super().on_rows(rows)
         field = "train_dataset" if self.model.training else "eval_dataset"
         data = getattr(self, field)

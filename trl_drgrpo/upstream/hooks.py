@@ -1,9 +1,14 @@
 """The hooks through which this package steps into `GRPOTrainer`. `batches.py` has what they are handed.
 
-Nothing of TRL is named here. `trl_overrides.py` calls the hooks of the trainer ([`Hooks`]), which go to its features.
-A [`Feature`] defines those that it wants. An event is heard, and a context entered, by every feature that defines it,
-in their order; an owned hook goes to the one feature that defines it, and does as written here where none does. A
-subclass of the trainer may override any of them; `super()` then asks the features.
+Nothing of TRL is named here. `trl_overrides.py` calls the hooks of the trainer ([`Hooks`]). A [`Feature`] defines
+those that it needs, by name:
+
+- `@event`: every feature that defines it is called, in their order;
+- `@context`: the contexts of all these features are entered, in their order;
+- `@owned`: the one feature that defines it is called; without one, the body here runs;
+- no decorator: for the trainer alone. A subclass overrides it.
+
+A subclass of the trainer may override all of them; `super()` then calls the features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, Rollouts, ScoredBatch
 
 if TYPE_CHECKING:
@@ -30,9 +35,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class Generate(Protocol):
-    """Samples completions: of each prompt one, equal prompts being consecutive, `num_generations` of each.
+    """Samples one completion per prompt of the list, in which each prompt stands `num_generations` times in a row.
 
-    `limits`: tokens that each may have at most; those of the run by default. A backend may exceed them.
+    `limits`: most tokens of each completion; those of the run by default. A backend may exceed them.
     """
 
     def __call__(
@@ -114,9 +119,15 @@ class Hooks:
         return owners[0][1] if owners else None
 
     def check_owners(self) -> None:
-        """Refuse two owners of one hook."""
+        """Refuse two owners of one hook, and a feature that was passed to another trainer since."""
         for hook in _OWNED:
             self.owner_of(hook)
+        for feature in self.features:
+            if getattr(feature, "trainer", self) is not self:
+                got = f"{type(feature).__name__}, which was passed to another trainer since"
+                raise InputError(
+                    "features", got, "an object of its own per trainer", "Pass the class, or a new object."
+                )
 
     def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         """Loads the policy, or its reference, by name, as TRL's `load` does with these options."""
@@ -291,6 +302,19 @@ class Feature(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restores what `state_dict` returned, on every rank; `None`: the checkpoint holds none."""
+
+
+def check_hook_names(feature: Feature) -> None:
+    """Refuse a method that is a misspelled hook, or one of the trainer alone: it would never be called."""
+    hooks = [name for name in dir(Hooks) if hasattr(getattr(Hooks, name), "__wrapped__")] + dir(Feature)
+    for name in dir(type(feature)):
+        if not name.startswith("on_") or name in hooks:
+            continue
+        remedy = did_you_mean(name, hooks, "", cutoff=0.8)
+        if hasattr(Hooks, name):
+            remedy = "Override it in a subclass of the trainer."
+        if remedy:
+            raise InputError("features", f"{type(feature).__name__}.{name}", "a hook of features", remedy)
 
 
 class LossTerm(Feature):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class FastPath(Feature):
     """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
 
-    The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+    It owns these hooks, and does as TRL does with `args.micro_batching="upstream"`.
 
     Attributes:
         speed ([`Speed`]): Which parts are used, and why others are not.
@@ -259,13 +259,13 @@ class FastPath(Feature):
         return self.trainer.score_as_trl(model, tokens)  # a micro-batch that was not planned
 
     def _may_wait(self, model: PreTrainedModel) -> bool:
-        """Old log-probabilities that nothing needs before the plan says which rows are trained on."""
+        """Tell whether TRL asks for old log-probabilities, which nothing needs before the plan drops rows."""
         args = self.trainer.args
         corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
         return self.trainer.scores_rollouts and self.skips and not corrects_sampling and model is self.trainer.model
 
     def _score_old(self, micro_batches: list[Rollouts]) -> None:
-        """The old log-probabilities that had to wait, micro-batch by micro-batch, of the rows that are run."""
+        """Compute the old log-probabilities that were put off, of the rows that are run, per micro-batch."""
         self._old_log_probs_are_due = False
         for inputs in micro_batches:
             if self.loss_without_forward(inputs) is None:
@@ -298,7 +298,7 @@ class FastPath(Feature):
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
     def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
-        """Values of the targets, `(1, n)`: TRL's scoring of a model that runs the packs, whatever TRL made of them."""
+        """Score the targets, `(1, n)`, with TRL's function: the model in it runs the packs, not the ids TRL passes."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
         packs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
