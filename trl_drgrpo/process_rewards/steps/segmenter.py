@@ -22,7 +22,8 @@ a separator that never occurs; in a list every string is a separator. What the r
 
 The alignment lists the tokens behind which a completion can be cut, and the rule the places where a step should end. A
 step ends at the first possible cut at or behind its place. So a step never ends inside a character or inside a token:
-when one token holds the end of a step and the beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the token ends.
+when one token holds the end of a step and the beginning of the next (`".\\n\\nB"`), that beginning belongs to the step
+the token ends.
 """
 
 import logging
