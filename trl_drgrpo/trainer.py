@@ -9,7 +9,6 @@
 """
 
 import copy
-import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils.quantization_config import QuantizationConfigMixin
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
+from trl_drgrpo.common.errors import DivergedError, RewardError, told
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
@@ -55,7 +54,7 @@ from trl_drgrpo.upstream.batches import (
     refuse_infinite,
     trained_mask,
 )
-from trl_drgrpo.upstream.hooks import Feature, LossTerm, Model, check_hook_names
+from trl_drgrpo.upstream.hooks import Feature, Model
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
@@ -271,26 +270,10 @@ class DrGRPOTrainer(HostTrainer):
 
     def _add_features(self, features: "OneOrMore[FeatureSource]", args: DrGRPOConfig) -> None:
         """Build the user's features and list them behind this package's own."""
-        for feature in as_list(features):
-            if isinstance(feature, type) and issubclass(feature, Feature):
-                try:
-                    inspect.signature(feature).bind(self)
-                except TypeError as error:
-                    remedy = "Pass an object of it."
-                    raise InputError(
-                        "features", feature.__name__, f"a class of the trainer alone ({error})", remedy
-                    ) from None
-                feature = feature(self)
-            if not isinstance(feature, Feature):
-                remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
-                raise InputError("features", shortened(feature), "features, or classes of them", remedy)
-            if any(feature is other for other in self.features):
-                raise InputError("features", f"{type(feature).__name__} twice", "each object once", "Remove one.")
-            check_hook_names(feature)
-            if isinstance(feature, LossTerm):
-                from trl_drgrpo.upstream.loss_terms import check_loss_term
+        for source in as_list(features):
+            from trl_drgrpo.upstream.passed_features import built_feature
 
-                check_loss_term(feature, args)
+            feature = built_feature(source, self, args)
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, Rollouts, ScoredBatch
 
 if TYPE_CHECKING:
@@ -302,19 +302,6 @@ class Feature(TrainerCallback):
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restores what `state_dict` returned, on every rank; `None`: the checkpoint holds none."""
-
-
-def check_hook_names(feature: Feature) -> None:
-    """Refuse a method that is a misspelled hook, or one of the trainer alone: it would never be called."""
-    hooks = [name for name in dir(Hooks) if hasattr(getattr(Hooks, name), "__wrapped__")] + dir(Feature)
-    for name in dir(type(feature)):
-        if not name.startswith("on_") or name in hooks:
-            continue
-        remedy = did_you_mean(name, hooks, "", cutoff=0.8)
-        if hasattr(Hooks, name):
-            remedy = "Override it in a subclass of the trainer."
-        if remedy:
-            raise InputError("features", f"{type(feature).__name__}.{name}", "a hook of features", remedy)
 
 
 class LossTerm(Feature):
