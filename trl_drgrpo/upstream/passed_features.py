@@ -9,10 +9,10 @@ from trl_drgrpo.upstream.loss_terms import check_loss_term
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
-    from trl_drgrpo.upstream.trl_overrides import HostTrainer
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 
-def built_feature(source: Feature | type[Feature], trainer: "HostTrainer", args: "DrGRPOConfig") -> Feature:
+def built_feature(source: Feature | type[Feature], trainer: "TrainerProtocol", args: "DrGRPOConfig") -> Feature:
     """Return a feature as an object; a class is built with the trainer as its argument.
 
     Raises:
