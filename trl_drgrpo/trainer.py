@@ -1,6 +1,6 @@
 """`DrGRPOTrainer`: TRL's `GRPOTrainer` with the objective of Dr. GRPO. The way of a reward to the optimizer:
 
-1. reward functions, checked (`rewards/contract.py`), are called by TRL: `on_rewards` keeps what they gave;
+1. TRL calls the reward functions, which are checked (`rewards/contract.py`): `on_rewards` refuses infinite rewards;
 2. `compute_advantages`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
    (`process_rewards/scoring.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
@@ -21,7 +21,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils.quantization_config import QuantizationConfigMixin
 from trl import GRPOConfig
 
-from trl_drgrpo.common.errors import DivergedError, InputError, RewardError, shortened, told
+from trl_drgrpo.common.errors import DivergedError, RewardError, told
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
@@ -54,7 +54,7 @@ from trl_drgrpo.upstream.batches import (
     refuse_infinite,
     trained_mask,
 )
-from trl_drgrpo.upstream.hooks import Feature, LossTerm, Model
+from trl_drgrpo.upstream.hooks import Feature, Model
 from trl_drgrpo.upstream.seams import require_seams
 from trl_drgrpo.upstream.trl_overrides import HostTrainer
 from trl_drgrpo.upstream.versions import untested_versions
@@ -271,16 +271,10 @@ class DrGRPOTrainer(HostTrainer):
 
     def _add_features(self, features: "OneOrMore[FeatureSource]", args: DrGRPOConfig) -> None:
         """Build the user's features and list them behind this package's own."""
-        for feature in as_list(features):
-            if isinstance(feature, type) and issubclass(feature, Feature):
-                feature = feature(self)
-            if not isinstance(feature, Feature):
-                remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
-                raise InputError("features", shortened(feature), "features, or classes of them", remedy)
-            if isinstance(feature, LossTerm):
-                from trl_drgrpo.upstream.loss_terms import check_loss_term
+        for source in as_list(features):
+            from trl_drgrpo.upstream.passed_features import built_feature
 
-                check_loss_term(feature, args)
+            feature = built_feature(source, self, args)
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
@@ -350,7 +344,7 @@ class DrGRPOTrainer(HostTrainer):
     # Rewards become advantages
 
     def on_rows(self, rows: Sequence[DatasetRow]) -> None:
-        """Check rows of a stream that the checks before the run have not seen."""
+        """Check the rows of a stream, which has no length and so was not checked before the run."""
         super().on_rows(rows)
         field = "train_dataset" if self.model.training else "eval_dataset"
         data = getattr(self, field)

@@ -258,6 +258,59 @@ def test_a_single_feature_needs_no_list(build):
     assert isinstance(build(features=Feature).features[-2], Feature)
 
 
+class WithoutTrainer(Feature):
+    def __init__(self):
+        super().__init__()
+
+
+class Misspelled(Feature):
+    def on_credits(self, batch):
+        pass
+
+
+class OfTheTrainer(Feature):
+    def on_rewards(self, batch):
+        pass
+
+
+class OfTheUser(Feature):
+    def on_my_own_terms(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("feature", "words"),
+    [
+        (WithoutTrainer, "got WithoutTrainer; expected a class of the trainer alone .* Pass an object of it"),
+        (Misspelled, "got Misspelled.on_credits; .* Did you mean on_credit?"),
+        (OfTheTrainer, "got OfTheTrainer.on_rewards; .* subclass of the trainer"),
+        (LossTerm, "got LossTerm without per_token_loss"),
+    ],
+)
+def test_a_feature_that_would_do_nothing_is_refused(build, feature, words):
+    with pytest.raises(InputError, match=f"^features: {words}"):
+        build(features=feature)
+
+
+def test_a_feature_has_one_trainer_and_one_place(build):
+    feature = OfTheUser()
+    with pytest.raises(InputError, match="^features: got OfTheUser twice"):
+        build(features=[feature, feature])
+    first = build(features=feature)
+    build(features=feature)
+    with pytest.raises(InputError, match="^features: got OfTheUser, which was passed to another trainer since"):
+        first.train()
+
+
+def test_a_state_that_json_cannot_hold_names_its_feature(train):
+    class Unsaved(Feature):
+        def state_dict(self):
+            return {"count": {1, 2}}
+
+    with pytest.raises(InputError, match="^features: got the state_dict of Unsaved, .* set is not JSON"):
+        train(features=Unsaved, max_steps=1, save_strategy="steps", save_steps=1)
+
+
 @pytest.mark.parametrize("feature", [object(), int, "LikelyWhenRight"])
 def test_another_object_is_no_feature(build, feature):
     with pytest.raises(InputError, match="features: got"):

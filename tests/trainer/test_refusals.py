@@ -57,6 +57,7 @@ REWARDS = [
     ({"reward_funcs": lambda completions, answer, **columns: [], "eval_dataset": of_prompts("?")}, ".*answer"),
     ({"reward_funcs": None}, "reward_funcs: got none; .* No reward source provided. Pass `reward_f"),
     ({"reward_funcs": [len, 1.0]}, "reward_funcs: got float at position 1"),
+    ({"reward_funcs": "math_reward"}, "reward_funcs: got math_reward, a name for recipes; .*resolve_reward"),
     ({"args": {"reward_weights": [1.0, 2.0]}}, "reward_weights: got 2 weights; expected 1"),
     ({"args": {"correct_reward": "acuracy"}}, "correct_reward: got 'acuracy'; expected one of length_reward"),
 ]

@@ -250,6 +250,11 @@ def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(
         with pytest.raises(InputError, match=message):
             trainer.train()
         setattr(trainer.args, name, before)
+    trainer.args.learning_rat = 0.5
+    with pytest.raises(InputError, match="^learning_rat: got 0.5, assigned to a field that .* mean learning_rate?"):
+        trainer.train()
+    del trainer.args.learning_rat
+    trainer.args.of_another_library = 1
     # What TRL reads when it is needed, and what agrees with the copy, is no contradiction.
     trainer.args.max_steps, trainer.args.delta, trainer.args.reward_weights = 1, 3.0, [1.0]
     trainer.args.temperature = trainer.temperature = 0.9

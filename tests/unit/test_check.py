@@ -8,7 +8,8 @@ import pytest
 from trl_drgrpo import DrGRPOTrainer
 from trl_drgrpo.check.credit import credit_cases
 from trl_drgrpo.check.parity import CONTROL_FLOOR, TOLERANCE, Case, cases, run_case
-from trl_drgrpo.common.errors import DivergedError
+from trl_drgrpo.check.small import read_config
+from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.features.fast_path.speed import SpeedPart
 
 # Settings that another case has too, together with more.
@@ -282,6 +283,24 @@ def test_the_command_makes_a_proof_on_demand_and_shows_the_kept_one(proof, short
     assert "cases passed" not in summary
     proof(seconds=99.0)
     assert json.loads(ran(["check", "--json"]).out)["proof"]["seconds"] == made.seconds
+
+
+def test_the_command_says_that_a_proof_cannot_be_kept(proof, short_matrix, ran, monkeypatch):
+    proof()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert "The proof cannot be kept: set XDG_CACHE_HOME" in ran(["check", "--proof"]).out
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, ""], ids=["too long", "empty"])
+def test_a_name_that_no_model_can_have_is_one_error(name):
+    with pytest.raises(InputError, match="^--model: got "):
+        read_config(name)
+
+
+def test_a_damaged_configuration_is_refused_with_the_reason_of_transformers(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "hidden_size": "64"}))
+    with pytest.raises(InputError, match="^--model: .*'hidden_size': TypeError: .*'64'"):
+        read_config(str(tmp_path))
 
 
 def test_versions_that_were_not_tested_are_proven_anew(proof, short_matrix, ran, monkeypatch):

@@ -78,6 +78,10 @@ def without_help(window, values):
     return None
 
 
+def with_help(window, values):
+    """Values are high."""
+
+
 @pytest.mark.parametrize(
     ("register", "message"),
     [
@@ -97,6 +101,20 @@ def without_help(window, values):
         (lambda: register_format(published_ids="("), "expected a regular expression"),
         (lambda: register_warning("kl")(half), "warning 'half': got a function that does not take a window"),
         (lambda: register_warning("kl")(without_help), "warning 'without_help': got no help"),
+        *[
+            (lambda name=name: register_half(name), "got this name; expected letters")
+            for name in (3, None, "", "1", "-half", "a b", "a\nb", "null", "On", "TRUE")
+        ],
+        (lambda: register_half(help=3), "got no help"),
+        (lambda: register_half(role="judge"), "got role='judge'; expected one of outcome"),
+        (
+            lambda: register_half(usual_options={"scale": 1}),
+            "got usual_options={'scale': 1}; expected a mapping, beside",
+        ),
+        (lambda: register_half(factory=half, usual_options=["scale"]), "expected a mapping, beside a factory"),
+        (lambda: register_format(published_ids=3), "expected a regular expression"),
+        (lambda: register_warning(with_help), "got the metrics .*with_help.*; expected texts"),
+        (lambda: register_warning("kl", step=3)(with_help), "got an option that does not exist .*'step'"),
         (lambda: register_warning()(without_help), "warning 'without_help': got no metrics"),
     ],
 )
@@ -118,6 +136,12 @@ def test_a_reward_that_does_not_exist_is_no_mistake_of_the_user(home):
     register_reward("gone", home, help="Gone.")
     with pytest.raises(InputError, match=f"{home}, which does not exist .* Your settings are not the cause"):
         resolve_reward("gone")
+
+
+def test_a_registered_number_is_no_reward():
+    register_reward("pi", "math:pi", help="Pi.")
+    with pytest.raises(InputError, match="reward 'pi': got math:pi, which is 3.14.*; expected a function or class"):
+        resolve_reward("pi")
 
 
 def test_options_of_a_users_reward_are_code_that_needs_trust():

@@ -4,6 +4,7 @@ Layers, attention, caches, experts and positions are of the same kinds as in the
 are short enough to matter within a few tokens. No weights are loaded.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,7 @@ def read_config(model: str, trust_remote_code: bool = False) -> PreTrainedConfig
 
     check_local("--model", model)
     path = user_path(model)
-    name = str(path) if path.is_dir() else model
+    name = str(path) if os.path.isdir(path) else model  # `Path.is_dir` fails for a name that is too long
     with hub_errors("--model", model, "a model that transformers knows"):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 

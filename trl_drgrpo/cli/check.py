@@ -119,7 +119,8 @@ class _Check:
 
         if make or self.must_prove:
             proof = prove(DrGRPOTrainer, hosts())
-            keep(proof)
+            if not keep(proof):
+                self._say("\nThe proof cannot be kept: set XDG_CACHE_HOME to a folder that can be written to.")
         else:
             proof = kept_proof()
         self.report["proof"] = proof and {**dataclasses.asdict(proof), "wrong": list(proof.wrong.values())}

@@ -137,12 +137,17 @@ def is_unicode(text: str) -> bool:
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """Return the first line of an exception's text, without the full stop at its end."""
+    """Return the first line of an exception's text, without the full stop at its end; with the next after a colon."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
         lines = []
-    return lines[0].rstrip(".")[:most] if lines else "no message"
+    if not lines:
+        return "no message"
+    line = lines[0]
+    if line.endswith(":") and len(lines) > 1:  # of transformers' checks of a configuration
+        line = f"{line} {lines[1].strip()}"
+    return line.rstrip(".")[:most]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -52,6 +52,8 @@ def check_local(field: str, name: str) -> None:
     path = user_path(name)
     expected = "a model's folder or Hub id"
     remedy = "Name the folder that save_pretrained wrote."
+    if not name:
+        raise InputError(field, "an empty text", expected, remedy)
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
     if os.path.isdir(path):  # unlike Path.is_dir false, and no error, for a name that is too long

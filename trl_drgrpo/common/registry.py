@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from trl_drgrpo.common.errors import InputError, told
+from trl_drgrpo.common.errors import InputError, shortened, told
 
 logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = "trl_drgrpo"  # group of entry points: modules of other packages that register names
 _PACKAGE = __name__.partition(".")[0]
-_NAME = re.compile(r"[\w-]+")  # dots, colons and slashes make a path
+# Dots, colons and slashes make a path, and a recipe reads `1`, `-1`, `null` and `on` as values.
+_NAME = re.compile(r"(?!(?i:null|true|false|yes|no|on|off)\Z)[^\W\d][\w-]*")
 _HOME = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -62,13 +63,14 @@ class Registry(Mapping[str, EntryClass]):
         return RegistrationError(f"registration of the {self.kind} {name!r}", got, expected, remedy)
 
     def add(self, entry: EntryClass) -> None:
-        """Add an entry. Refuses a name that is taken or that could be a path, and an entry without help."""
+        """Add an entry. Refuses a name that is taken or that no recipe can hold, and an entry without help."""
         module = _registering_module()
         if module.partition(".")[0] != _PACKAGE:
             self._filled()  # so that a name of this package is refused here, and not when the registry is first read
-        if not _NAME.fullmatch(str(entry.name)):
-            raise self.error(entry.name, "this name", "letters, digits, _ and -", "Register it under another name.")
-        if not (entry.help or "").strip():
+        if not (isinstance(entry.name, str) and _NAME.fullmatch(entry.name)):
+            expected = "letters, digits, _ and -, no digit first, no word of YAML"
+            raise self.error(entry.name, "this name", expected, "Register it under another name.")
+        if not (isinstance(entry.help, str) and entry.help.strip()):
             raise self.error(entry.name, "no help", "one sentence about it", "Add the sentence, which help shows.")
         if entry.name in self._entries:
             got = f"a name that {self.registered_by[entry.name]} has registered already"
@@ -98,6 +100,8 @@ class Registry(Mapping[str, EntryClass]):
             if not hasattr(value, attribute):
                 raise missing
             value = getattr(value, attribute)
+        if not callable(value):
+            raise self.error(name, f"{home}, which is {shortened(value)}", "a function or class", remedy)
         return value
 
     def check_home(self, name: str, home: Any) -> None:

@@ -22,7 +22,7 @@ import logging
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from trl_drgrpo.common.errors import InputError, UnknownNameError, in_one
+from trl_drgrpo.common.errors import InputError, UnknownNameError, did_you_mean, in_one, shortened
 from trl_drgrpo.common.ranges import RANGES, refuse_outside
 from trl_drgrpo.common.secrets import is_saving, scrubbed
 from trl_drgrpo.config.best_metric import choose_best_metric, needs_best_metric
@@ -356,6 +356,12 @@ class DrGRPOConfig(GRPOConfig):
         Raises:
             `InputError`: As in the constructor.
         """
+        fields = self.__dataclass_fields__
+        for name in sorted(vars(self).keys() - fields.keys()):  # libraries store values here under names of their own
+            nearest = did_you_mean(name, fields, "", cutoff=0.85)
+            if nearest:
+                got = f"{shortened(vars(self)[name])}, assigned to a field that does not exist"
+                raise UnknownNameError(name, got, "a field of DrGRPOConfig", nearest)
         self._spell_out()
         validate(self)
         validate_batch(self)

@@ -118,12 +118,18 @@ def kept_proof() -> HostProof | None:
     return proof if complete else None
 
 
-def keep(proof: HostProof) -> None:
-    """Write a proof to the user's cache folder, whole or not at all; where that fails the next run proves anew."""
+def keep(proof: HostProof) -> bool:
+    """Write a proof to the user's cache folder, whole or not at all; return `False` where the next run proves anew."""
     try:
         write_whole(file_of(proof.hosts), json.dumps(asdict(proof), indent=2))
     except (OSError, RuntimeError, InputError) as error:
-        logger.info("The proof of the host libraries is not kept (%s).", error)
+        logger.warning(
+            "The proof of the host libraries cannot be kept, so every run makes it again. Set XDG_CACHE_HOME to a "
+            "folder that can be written to. (%s)",
+            error,
+        )
+        return False
+    return True
 
 
 def require_proof(

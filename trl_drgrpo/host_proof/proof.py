@@ -134,9 +134,9 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
 def _off_policy_difference(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> float:
     """Compare with stock TRL in two optimizer steps of one generation, the second of them off-policy.
 
-    A divisor twice as large, made up for by the learning rate, and twice the KL weight in the middle of its warm-up
-    come to the same steps as TRL's: but only if TRL's loss reads both numbers where this package puts them. The KL
-    term has no gradient in the first step, in which the policy is the reference.
+    Ours has twice the divisor at twice the learning rate, and twice the KL weight, halfway through its warm-up in the
+    second step. Its steps equal TRL's only if TRL's loss reads divisor and KL weight where this package puts them. The
+    KL term has no gradient in the first step, in which the policy is the reference.
     """
     learning_rate = 0.1
     beta = 4.0

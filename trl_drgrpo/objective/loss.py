@@ -73,7 +73,7 @@ def dr_grpo_loss(
         `InputError`: Shapes that do not fit, `loss_normalizer <= 0`, `beta < 0`, or `beta > 0` without a reference.
 
     Source: arXiv 2503.20783, equation 2 with both corrections; clipping from arXiv 2402.03300, equation 3; separate
-    clip distances from arXiv 2503.14476. Differs from TRL's `dr_grpo` in nothing once `scale_rewards="none"` and
+    clip distances from arXiv 2503.14476. Equal to TRL's `dr_grpo` with `scale_rewards="none"` and
     `use_bias_correction_kl=False`.
 
     Example: rewards (1, 0, 0, 1), lengths (2, 4, 3, 6), L = 8, ratio 1. The token sum is

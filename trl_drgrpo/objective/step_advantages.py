@@ -3,12 +3,12 @@
 A row's steps partition its completion; each step has one reward. Two choices turn them into advantages:
 
 - the *credit*: the step rewards that count for a token;
-- the *baseline*: the number that is subtracted from them, from the completions of the same prompt.
+- the *baseline*: the number that is subtracted from the credit, computed from the completions of the same prompt.
 
 The gradient is unbiased if the baseline of a token does not depend on what this row writes from that token on: it may
 read the row's prefix and all *other* rows. `to_go` keeps to this. The baselines that were published for step rewards
-do not, because they are subtracted once per remaining step: the amount depends on how far the row goes on. They are
-here to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
+do not: they are subtracted once per remaining step, so the sum depends on how many steps the row still writes. They
+are here to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
 
 Pure tensors; numpy turns lists into arrays in a quarter of torch's time.
 Shapes: `B = P * G` rows, `T` completion tokens (padded), `K_i` steps of row i, `K` the largest of them.
@@ -87,8 +87,8 @@ def step_advantages(
 
     Args:
         step_rewards (`B` lists of `K_i` floats):
-            Reward of each step; `None` or NaN = no score, which counts as 0: to leave it out because of what was
-            written would bias the gradient. The published baselines leave it out.
+            Reward of each step; `None` or NaN = no score. It counts as 0, because the gradient is biased where what
+            a row wrote decides whether its score counts. The published baselines leave it out.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
             - `"return_to_go"`: the sum of `s` over this step and all later ones;
@@ -261,7 +261,7 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
 
 
 def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """Credit each step with its rewards `(P, G, K)`, 0 once a row ended. `credit`: one of those for `to_go`."""
+    """Credit each step with its rewards `(P, G, K)`; 0 once a row ended. `credit`: as for the baseline `to_go`."""
     step_credit = rewards.nan_to_num(nan=0.0)
     if credit == "immediate":
         return step_credit

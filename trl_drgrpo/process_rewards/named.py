@@ -71,7 +71,7 @@ def register_prm_format(
         _check_class(name, scorer)
     try:
         re.compile(published_ids or "")
-    except re.error as error:
+    except (re.error, TypeError) as error:
         got = f"published_ids={published_ids!r} ({error})"
         raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
     register_reward(name, factory=partial(scorer_of, name), help=help, role="step")

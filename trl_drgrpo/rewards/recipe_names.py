@@ -7,8 +7,9 @@ and are imported when the first name is looked up. A file in `rewards/functions`
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from trl_drgrpo.common.errors import shortened
 from trl_drgrpo.common.registry import Entry, Registry
 
 Role = Literal["outcome", "wrapper", "adapter", "step"]
@@ -47,7 +48,7 @@ def register_reward(
     Give a reward a name for recipes, flags and [`resolve_reward`].
 
     Args:
-        name (`str`): The name: letters, digits, `_` and `-`.
+        name (`str`): The name: a letter or `_`, then letters, digits, `_` and `-`.
         reward (`Callable` or `str`, *optional*): The reward function that the name alone stands for, or where it is,
             as `"package.module:attribute"`, which is imported on first use. Without it the name needs options.
         help (`str`): One sentence for the help of the command line: what it scores.
@@ -60,7 +61,8 @@ def register_reward(
             commands take them from the recipe in a run's folder without `--trust_recipe`.
 
     Raises:
-        [`InputError`]: A name that is taken, no help, or neither reward nor factory.
+        [`InputError`]: A name that is taken, no help, an unknown role, usual options without a factory, or neither
+            reward nor factory.
     """
     if reward is None and factory is None:
         got = "neither reward nor factory"
@@ -69,6 +71,11 @@ def register_reward(
         got = f"reward={reward.__name__}, which is a class"
         remedy = "Pass the class as factory=, or an instance of it as reward=."
         raise REWARDS.error(name, got, "a function", remedy)
+    if role not in get_args(Role):
+        raise REWARDS.error(name, f"role={role!r}", f"one of {', '.join(get_args(Role))}", "Pick one of them.")
+    if usual_options is not None and not (factory is not None and isinstance(usual_options, Mapping)):
+        got = f"usual_options={shortened(usual_options)}"
+        raise REWARDS.error(name, got, "a mapping, beside a factory", "Pass the factory that takes them.")
     for home in (reward, factory):
         if home is not None:
             REWARDS.check_home(name, home)

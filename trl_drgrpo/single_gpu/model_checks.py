@@ -8,6 +8,7 @@ attention implementation that is not there, a keyword that nobody takes, an adap
 import copy
 import heapq
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from pathlib import Path
@@ -68,6 +69,14 @@ def check_model(
     check_adapter(model, peft_config, quantization_config, init)
     check_reference(model, peft_config, args.beta)
     config = getattr(model, "config", None)
+    for reward in reward_funcs:
+        if isinstance(reward, str) and "/" not in reward and not os.path.isdir(reward):
+            from trl_drgrpo.rewards.recipe_names import REWARDS
+
+            if reward in REWARDS:
+                expected = "a function, or the folder or Hub id of a reward model"
+                remedy = f"Pass trl_drgrpo.rewards.resolve_reward({reward!r})."
+                raise InputError("reward_funcs", f"{reward}, a name for recipes", expected, remedy)
     if isinstance(model, str):
         source, options = source_of(model, {"trust_remote_code": args.trust_remote_code, **init})
         check_weights("model", Path(source))

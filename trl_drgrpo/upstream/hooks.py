@@ -1,9 +1,14 @@
 """The hooks through which this package steps into `GRPOTrainer`. `batches.py` has what they are handed.
 
-Nothing of TRL is named here. `trl_overrides.py` calls the hooks of the trainer ([`Hooks`]), which go to its features.
-A [`Feature`] defines those that it wants. An event is heard, and a context entered, by every feature that defines it,
-in their order; an owned hook goes to the one feature that defines it, and does as written here where none does. A
-subclass of the trainer may override any of them; `super()` then asks the features.
+Nothing of TRL is named here. `trl_overrides.py` calls the hooks of the trainer ([`Hooks`]). A [`Feature`] defines
+those that it needs, by name:
+
+- `@event`: every feature that defines it is called, in their order;
+- `@context`: the contexts of all these features are entered, in their order;
+- `@owned`: the one feature that defines it is called; without one, the body here runs;
+- no decorator: for the trainer alone. A subclass overrides it.
+
+A subclass of the trainer may override all of them; `super()` then calls the features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +35,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class Generate(Protocol):
-    """Samples completions: of each prompt one, equal prompts being consecutive, `num_generations` of each.
+    """Samples one completion per prompt of the list, in which each prompt stands `num_generations` times in a row.
 
-    `limits`: tokens that each may have at most; those of the run by default. A backend may exceed them.
+    `limits`: most tokens of each completion; those of the run by default. A backend may exceed them.
     """
 
     def __call__(
@@ -114,9 +119,15 @@ class Hooks:
         return owners[0][1] if owners else None
 
     def check_owners(self) -> None:
-        """Refuse two owners of one hook."""
+        """Refuse two owners of one hook, and a feature that was passed to another trainer since."""
         for hook in _OWNED:
             self.owner_of(hook)
+        for feature in self.features:
+            if getattr(feature, "trainer", self) is not self:
+                got = f"{type(feature).__name__}, which was passed to another trainer since"
+                raise InputError(
+                    "features", got, "an object of its own per trainer", "Pass the class, or a new object."
+                )
 
     def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         """Loads the policy, or its reference, by name, as TRL's `load` does with these options."""

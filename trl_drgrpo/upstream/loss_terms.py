@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 def check_loss_term(term: LossTerm, args: "DrGRPOConfig") -> None:
     """Refuse settings under which a term would not be what it says."""
+    if type(term).per_token_loss is LossTerm.per_token_loss:
+        raise InputError("features", f"{term.name} without per_token_loss", "a loss per token", "Define the method.")
     refused = {}
     if term.reads_all_rows:
         remedy = f"Skipped groups would be missing from {term.name}, which reads all rows: turn it off."

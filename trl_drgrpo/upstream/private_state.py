@@ -165,7 +165,7 @@ class PrivateState(GRPOTrainer):
         trainer or a feature uses a copy made there."""
         self.refuse_lost_assignments()
         changed = [name for name, then in self.built_with.items() if getattr(self.args, name) != then]
-        if changed:
+        if changed or vars(self.args).keys() - self.built_with.keys():  # the latter: no field at all
             self.args.check()
         taken = {*self.takes, *(name for feature in self.features for name in feature.takes)}
         for name in changed:

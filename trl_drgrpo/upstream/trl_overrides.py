@@ -72,8 +72,8 @@ class HostTrainer(Hooks, PrivateState):
     _tool_loop: "ToolLoop | None" = None  # while tools are called
     _scored: list[ScoredTokens] | None = None  # what was scored for a loss that has additional terms
     vllm_lora: str  # set where the run has vLLM
-    _begins_rows = False  # whether the next generation is of a batch's first completions
-    scores_rollouts = False  # whether a generation batch is being made: old and reference log-probabilities fall due
+    _begins_rows = False  # whether the next generation is the first of its batch, before any turn with tools
+    scores_rollouts = False  # while a generation batch is being made: TRL scores it for old and reference log-probs
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         engine = swapped(sys.modules[GRPOTrainer.__module__], VLLMGeneration=partial(_vllm_sync, trainer=self))

@@ -83,6 +83,7 @@ def test_local_names(tmp_path, monkeypatch):
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     check_local("model", "some/name")
     for name, message in {
+        "": "an empty text; ",
         "file": "file, a file; ",
         "bare": "bare, a folder without config.json; ",
         "adapter": "It holds an adapter",

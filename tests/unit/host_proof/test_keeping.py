@@ -127,9 +127,10 @@ def test_a_file_of_another_form_is_no_proof(field, value, proof):
     assert keeping.kept_proof() is None
 
 
-def test_a_cache_that_cannot_be_written_or_read_ends_nothing(proof, cache, monkeypatch):
+def test_a_cache_that_cannot_be_written_or_read_ends_nothing(proof, cache, monkeypatch, caplog):
     cache.write_text("a file")
     keeping.keep(proof)
+    assert "every run makes it again. Set XDG_CACHE_HOME" in caplog.text
     assert keeping.kept_proof() is None
     cache.unlink()
     keeping.file_of(proof.hosts).mkdir(parents=True)

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trl_drgrpo.common import ranges
-from trl_drgrpo.common.errors import InputError, did_you_mean
+from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.registry import Entry, Registry
 
 logger = logging.getLogger(__name__)
@@ -89,12 +89,20 @@ def register_warning(*metrics: str, **options: Any) -> Callable[[Condition], Con
             its series.
     """
 
+    if not all(isinstance(metric, str) for metric in metrics):
+        remedy = "Pass the names of the metrics that the function reads: @register_warning('reward')."
+        raise CAUSES.error("", f"the metrics {shortened(metrics)}", "texts", remedy)
+
     def register(condition: Condition) -> Condition:
         name = condition.__name__
         if not metrics:
             raise CAUSES.error(name, "no metrics", "at least one", "Pass the names of those that it reads.")
         help_text = (inspect.getdoc(condition) or "").partition("\n\n")[0]
-        cause = Cause(name, help_text, condition, metrics, **options)
+        try:
+            cause = Cause(name, help_text, condition, metrics, **options)
+        except TypeError as error:
+            expected = f"one of {', '.join(Cause.__dataclass_fields__)}"
+            raise CAUSES.error(name, f"an option that does not exist ({error})", expected, "Remove it.") from None
         series = metrics[:1] if "*" in metrics[0] else (*metrics, *cause.also)
         try:
             inspect.signature(condition).bind("window", *series)

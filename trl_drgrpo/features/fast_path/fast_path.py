@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class FastPath(Feature):
     """Plans micro-batches, scores tokens in packs and generates from one run of each prompt.
 
-    The one owner of these three: the trainer asks it, and it does as TRL does where `args.micro_batching` says so.
+    It owns these hooks, and does as TRL does with `args.micro_batching="upstream"`.
 
     Attributes:
         speed ([`Speed`]): Which parts are used, and why others are not.
@@ -329,7 +329,7 @@ class FastPath(Feature):
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
     def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
-        """Values of the targets, `(1, n)`: TRL's scoring of a model that runs the packs, whatever TRL made of them."""
+        """Score the targets, `(1, n)`, with TRL's function: the model in it runs the packs, not the ids TRL passes."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
         packs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}

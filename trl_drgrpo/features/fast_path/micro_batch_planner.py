@@ -28,7 +28,8 @@ from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 Pack = Sequence[int]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = Sequence[Pack]
 
-# Weight of a width squared where attention costs less than that: packs of like widths need less padding side by side.
+# Weight of the squared width where branches attend apart, so that attention itself costs less: it makes packs of
+# similar widths, which need less padding side by side.
 EVENNESS = 0.25
 
 
@@ -95,7 +96,7 @@ class Costs:
         apart (`bool`, *optional*, defaults to `False`): True if branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
         free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
-            stock TRL's micro-batches: where attention keeps nothing of a pair but its place in the mask.
+            stock TRL's micro-batches. 0 unless the mask is all that attention stores per pair.
     """
 
     pair: float = 0.0

@@ -34,6 +34,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
 from trl_drgrpo.common.output_folders import drop_saved_links
+from trl_drgrpo.common.reading import reading
 from trl_drgrpo.features.diagnostics.run_facts import objective_facts
 from trl_drgrpo.features.resume.checkpoints import (
     FEATURES_FILE,
@@ -122,7 +123,7 @@ class Resume(Feature):
                 from trl_drgrpo.features.resume.restoring import refuse_another_run
 
                 refuse_another_run(self.trainer, checkpoint, self._settings)
-            # It holds its step already: written again, it would be gone if the run died then.
+            # A rescue at this step does not write it again: a run that died in between would lose it.
             self._checkpoints_of_this_run = [checkpoint.resolve()] if checkpoint else []
             self.resumed_from = checkpoint
             yield str(checkpoint) if checkpoint else None
@@ -188,7 +189,7 @@ class Resume(Feature):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if (self.trainer.state.epoch or 0) % 1:  # else noted before the data loader drew its seed, as it will again
+        if (self.trainer.state.epoch or 0) % 1:  # at 0, `on_epoch_begin` did, before the data loader drew its seed
             self._note_boundary()
         if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
@@ -245,6 +246,9 @@ class Resume(Feature):
         if self.trainer.args.should_save:
             features = features_by_name(self.trainer.features)
             feature_states = {name: feature.state_dict() for name, feature in features.items()}
+            for name, feature_state in feature_states.items():
+                with reading("features", f"the state_dict of {name}", "what JSON can hold"):
+                    json.dumps(feature_state)
             (checkpoint / FEATURES_FILE).write_text(json.dumps(feature_states) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
             finish_checkpoint(checkpoint, {**state, "unlogged": unlogged})

@@ -18,11 +18,12 @@ a separator that never occurs; in a list every string is a separator. What the r
   line breaks included, belongs to the next step. So the tokens before a step determine where it begins;
 - only what the model wrote counts: a separator inside a tool's result ends nothing, and the result belongs to the step
   of the tokens before it;
-- a step of the text rules holds something to read. Whitespace, special tokens, separators and tool results are not.
+- a step of the text rules holds something to read: more than whitespace, special tokens, separators and tool results.
 
-The alignment says where a completion can be cut, the rule where it should be; a step ends at the first cut that is not
-too early. So a step never ends inside a character or inside a token: when one token holds the end of a step and the
-beginning of the next (`".\\n\\nB"`), that beginning belongs to the step the token ends.
+The alignment lists the tokens behind which a completion can be cut, and the rule the places where a step should end. A
+step ends at the first possible cut at or behind its place. So a step never ends inside a character or inside a token:
+when one token holds the end of a step and the beginning of the next (`".\\n\\nB"`), that beginning belongs to the step
+the token ends.
 """
 
 import logging
