@@ -17,7 +17,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps gpu gpu-learning bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -140,10 +140,17 @@ bench: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/fast_path.py
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/generation.py
 
-# On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network.
+# On a machine with CUDA: what only a GPU can say, in under ten minutes, without a network. With GSM8K=train.jsonl, a
+# file of JSON lines with `problem` and `answer`, ten minutes of learning follow.
+GSM8K ?=
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py
 	$(OFFLINE) $(VENV)/bin/python -m pytest -m gpu tests/trainer/test_gpu.py
+	$(if $(GSM8K),$(MAKE) gpu-learning)
+
+# A pretrained chat model learns word problems, ours and stock TRL's: accuracy over seconds.
+gpu-learning: $(VENV)/.dev $(VENV)/.smollm2
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu_learning.py --data $(GSM8K)
 
 # Whole steps against stock TRL, one change at a time (about 40 minutes).
 bench-steps: $(VENV)/.dev
