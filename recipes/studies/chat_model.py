@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, paired, table
+from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, table
 from pace import ARMS, SHARES, by_arm, spread, target, times
 from small_models import mean_height, small_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -369,22 +369,42 @@ def final_accuracy(run: Row) -> float:
     return 100 * run["pass_rate"][-1]
 
 
-def differences(results: Results, value: Callable[[Row], float]) -> dict[str, Interval]:
-    """The value of ours minus that of each other arm, seed by seed, by task and arm."""
-    found = {}
+def training_pass_rate(run: Row, steps: int) -> float:
+    """Share of correct answers in the first steps of training, in percent."""
+    correct = sum(counts[0] for counts in run["lengths"][:steps])
+    incorrect = sum(counts[2] for counts in run["lengths"][:steps])
+    return 100 * correct / (correct + incorrect)
+
+
+def differences(results: Results) -> dict[str, dict[str, Interval]]:
+    """Ours minus each other arm, seed by seed, by what is compared and then by task and arm."""
+    compared_values: dict[str, dict[str, Interval]] = {FINAL: {}, MEAN: {}, SAME_STEPS: {}}
     for task, name in product(results["settings"]["tasks"], OTHERS):
+        label = f"{TASKS[task].title}, {ARMS[name].label}"
         runs = by_arm(results, task)
-        pairs = [[value(run) for run in runs[arm]] for arm in (OURS, name)]
-        found[f"{TASKS[task].title}, {ARMS[name].label}"] = paired(*pairs)
-    return found
+        pairs = list(zip(runs[OURS], runs[name], strict=True))
+        compared_values[FINAL][label] = interval(final_accuracy(own) - final_accuracy(other) for own, other in pairs)
+        compared_values[MEAN][label] = interval(
+            mean_accuracy(own, results) - mean_accuracy(other, results) for own, other in pairs
+        )
+        compared_values[SAME_STEPS][label] = interval(
+            training_pass_rate(own, other["steps"]) - training_pass_rate(other, other["steps"]) for own, other in pairs
+        )
+    return compared_values
+
+
+FINAL, MEAN = "final accuracy", "mean accuracy over the run"
+SAME_STEPS = "pass rate in training, over the steps that the other arm took"
 
 
 def report(results: Results) -> list[str]:
     texts = [_task_table(results, task) for task in results["settings"]["tasks"]]
-    final = differences(results, final_accuracy)
-    over_the_run = differences(results, lambda run: mean_accuracy(run, results))
-    head = ["ours minus", "final accuracy, points", "mean accuracy over the run, points"]
-    rows = [[label, final[label].text(signed=True), over_the_run[label].text(signed=True)] for label in final]
+    compared_values = differences(results)
+    rows = [
+        [label, *(intervals[label].text(signed=True) for intervals in compared_values.values())]
+        for label in compared_values[FINAL]
+    ]
+    head = ["ours minus, in points", *compared_values]
     return [*texts, table(head, rows), _length_table(results), _grid_table(results)]
 
 
@@ -414,20 +434,23 @@ def _length_table(results: Results) -> str:
     rows = []
     for task in results["settings"]["tasks"]:
         for arm, runs in by_arm(results, task).items():
-            parts = [part for place in (0, 2) for part in [_mean_lengths(runs, place)]]
-            cells = [parts[0][0], parts[1][0], parts[0][1], parts[1][1]]
-            rows.append([f"{TASKS[task].title}, {ARMS[arm].label}", *cells])
+            first, last = _mean_lengths(runs, 0), _mean_lengths(runs, 2)
+            rows.append([f"{TASKS[task].title}, {ARMS[arm].label}", first[0], last[0], first[1], last[1]])
     return table([*head, "last third"], rows)
 
 
-def _mean_lengths(runs: Sequence[Row], third: int) -> list[str]:
+def _mean_lengths(runs: Sequence[Row], third: int) -> tuple[str, str]:
     """Mean tokens of correct and of incorrect answers in a third of the steps; empty where there were none."""
-    sums = [0, 0, 0, 0]
+    steps: list[list[int]] = []
     for run in runs:
-        steps = len(run["lengths"])
-        for counts in run["lengths"][steps * third // 3 : steps * (third + 1) // 3]:
-            sums = [total + count for total, count in zip(sums, counts, strict=True)]
-    return [f"{tokens / count:.1f}" if count else "" for count, tokens in (sums[:2], sums[2:])]
+        taken = len(run["lengths"])
+        steps += run["lengths"][taken * third // 3 : taken * (third + 1) // 3]
+    correct, correct_tokens, incorrect, incorrect_tokens = map(sum, zip([0, 0, 0, 0], *steps, strict=True))
+    return _ratio(correct_tokens, correct), _ratio(incorrect_tokens, incorrect)
+
+
+def _ratio(tokens: int, answers: int) -> str:
+    return f"{tokens / answers:.1f}" if answers else ""
 
 
 def _grid_table(results: Results) -> str:
@@ -445,14 +468,8 @@ def _grid_table(results: Results) -> str:
 
 
 def conclude(results: Results) -> str:
-    final = differences(results, final_accuracy)
-    over_the_run = differences(results, lambda run: mean_accuracy(run, results))
-    return " ".join(
-        [
-            compared("Final accuracy of ours minus that of another arm, in points", final),
-            compared("Mean accuracy over the run, the same", over_the_run),
-        ]
-    )
+    titles = (f"{name.capitalize()}, ours minus another arm, in points" for name in (FINAL, MEAN, SAME_STEPS))
+    return " ".join(map(compared, titles, differences(results).values()))
 
 
 def draw(results: Results) -> Any:
