@@ -8,11 +8,10 @@ correct. The reward is 1 if the whole answer is the expected one, else 0: nothin
 settings are the same in every arm. A run ends with the step in which its CPU seconds are used up; evaluations do not
 count. The learning rate of all runs is the one of two with which ours has the highest mean accuracy on the larger of
 two numbers, on a seed that the study itself does not use. Measure: accuracy on held-out questions, sampled at
-temperature 1, over process CPU seconds of one thread. Arms are interleaved. Rule: that of all studies, for the
-differences of final and mean accuracy between runs of the same seed.
+temperature 1, over process CPU seconds of one thread. A run has a process of its own; arms are interleaved. Rule: that
+of all studies, for the differences of final and mean accuracy between runs of the same seed.
 """
 
-import gc
 import json
 import math
 import random
@@ -20,9 +19,11 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,12 @@ def take_peak() -> int:
     return 1024 * int(peak[1]) if peak else 0
 
 
+def train_alone(*call: Any) -> list[Row]:
+    """Do the same as [`train`] in a process of its own, whose memory no earlier run has touched."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:  # forked: nothing is imported again
+        return pool.submit(train, *call).result()
+
+
 def train(
     starts: Mapping[str, float],
     best: float,
@@ -277,7 +284,6 @@ def train(
             `step_seconds`, `peak_bytes` and `lengths`, the number and the tokens of correct and of incorrect answers;
             optimizer `steps`; `evaluation_seconds` of CPU time.
     """
-    gc.collect()  # the run before: its memory is none of this one's
     part = "" if rate is None else "grid_"
     seconds = settings[part + "seconds"]
     due = [seconds * share for share in settings[part + "evaluations"]]
@@ -333,14 +339,14 @@ def measure(run: Run) -> None:
         (seed, task, OURS, rate)
         for seed, task, rate in product(settings["grid_seeds"], settings["grid_tasks"], settings["learning_rates"])
     ]
-    run.each("grid", ("seed", "task", "arm", "learning_rate"), calls, partial(train, starts, math.nan))
+    run.each("grid", ("seed", "task", "arm", "learning_rate"), calls, partial(train_alone, starts, math.nan))
     calls = [
         (seed, task, arm)
         for seed in run.seeds
         for task in settings["tasks"]
         for arm in settings["tasks"][task]["arms"]
     ]
-    run.each("runs", ("seed", "task", "arm"), calls, partial(train, starts, best_rate(run.results)))
+    run.each("runs", ("seed", "task", "arm"), calls, partial(train_alone, starts, best_rate(run.results)))
 
 
 def start(task: str, settings: dict[str, Any]) -> float:
