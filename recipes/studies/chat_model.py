@@ -9,7 +9,7 @@ settings are the same in every arm. A run ends with the step in which its CPU se
 count. The learning rate of all runs is the one of two with which ours has the highest mean accuracy on the larger of
 two numbers, on a seed that the study itself does not use. Measure: accuracy on held-out questions, sampled at
 temperature 1, over process CPU seconds of one thread. A run has a process of its own; arms are interleaved. Rule: that
-of all studies, for the differences of final and mean accuracy between runs of the same seed.
+of all studies, for runs of the same seed; the pairs of all tasks are also taken together.
 """
 
 import json
@@ -375,43 +375,81 @@ def final_accuracy(run: Row) -> float:
     return 100 * run["pass_rate"][-1]
 
 
-def training_pass_rate(run: Row, steps: int) -> float:
-    """Share of correct answers in the first steps of training, in percent."""
-    correct = sum(counts[0] for counts in run["lengths"][:steps])
-    incorrect = sum(counts[2] for counts in run["lengths"][:steps])
-    return 100 * correct / (correct + incorrect)
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of ours with another arm.
+
+    Args:
+        title (`str`): Its name in tables and sentences.
+        value (`Callable`): From a run of ours, one of the other arm with the same seed, and the results to a number.
+        even (`float`): The number that means no difference.
+    """
+
+    title: str
+    value: Callable[[Row, Row, Results], float]
+    even: float = 0.0
 
 
-def differences(results: Results) -> dict[str, dict[str, Interval]]:
-    """Ours minus each other arm, seed by seed, by what is compared and then by task and arm."""
-    compared_values: dict[str, dict[str, Interval]] = {FINAL: {}, MEAN: {}, SAME_STEPS: {}}
-    for task, name in product(results["settings"]["tasks"], OTHERS):
-        label = f"{TASKS[task].title}, {ARMS[name].label}"
-        runs = by_arm(results, task)
-        pairs = list(zip(runs[OURS], runs[name], strict=True))
-        compared_values[FINAL][label] = interval(final_accuracy(own) - final_accuracy(other) for own, other in pairs)
-        compared_values[MEAN][label] = interval(
-            mean_accuracy(own, results) - mean_accuracy(other, results) for own, other in pairs
-        )
-        compared_values[SAME_STEPS][label] = interval(
-            training_pass_rate(own, other["steps"]) - training_pass_rate(other, other["steps"]) for own, other in pairs
-        )
-    return compared_values
+def mean_step(run: Row) -> float:
+    """CPU seconds of a step."""
+    return statistics.fmean(run["step_seconds"])
 
 
-FINAL, MEAN = "final accuracy", "mean accuracy over the run"
-SAME_STEPS = "pass rate in training, over the steps that the other arm took"
+COMPARISONS = [
+    Comparison(
+        "mean accuracy over the run, ours minus the other's, in points",
+        lambda own, other, results: mean_accuracy(own, results) - mean_accuracy(other, results),
+    ),
+    Comparison(
+        "final accuracy, ours minus the other's, in points",
+        lambda own, other, results: final_accuracy(own) - final_accuracy(other),
+    ),
+    Comparison(
+        "CPU seconds of a step, the other's over ours",
+        lambda own, other, results: mean_step(other) / mean_step(own),
+        even=1.0,
+    ),
+]
+
+
+def compare(results: Results, comparison: Comparison) -> dict[str, Interval]:
+    """Intervals by arm: of each task, and of the pairs of all tasks together."""
+    intervals = {}
+    for arm in OTHERS:
+        values_of_all: list[float] = []
+        for task in results["settings"]["tasks"]:
+            runs = by_arm(results, task)
+            pairs = zip(runs[OURS], runs[arm], strict=True)
+            values = [comparison.value(own, other, results) for own, other in pairs]
+            values_of_all += values
+            intervals[f"{TASKS[task].title}, {ARMS[arm].label}"] = interval(values)
+        intervals[f"all tasks, {ARMS[arm].label}"] = interval(values_of_all)
+    return intervals
 
 
 def report(results: Results) -> list[str]:
     texts = [_task_table(results, task) for task in results["settings"]["tasks"]]
-    compared_values = differences(results)
-    rows = [
-        [label, *(intervals[label].text(signed=True) for intervals in compared_values.values())]
-        for label in compared_values[FINAL]
-    ]
-    head = ["ours minus, in points", *compared_values]
-    return [*texts, table(head, rows), _length_table(results), _grid_table(results)]
+    columns = {comparison: compare(results, comparison) for comparison in COMPARISONS}
+    rows = []
+    for label in columns[COMPARISONS[0]]:
+        cells = [intervals[label].text(signed=not comparison.even) for comparison, intervals in columns.items()]
+        rows.append([label, *cells])
+    comparison_table = table(["ours against", *(comparison.title for comparison in COMPARISONS)], rows)
+    return [*texts, comparison_table, _same_answers(results), _length_table(results), _grid_table(results)]
+
+
+def _same_answers(results: Results) -> str:
+    """Steps in which an arm wrote as many correct and incorrect answers as ours, with as many tokens, as a table."""
+    rows = []
+    for arm in OTHERS:
+        same = []
+        for task in results["settings"]["tasks"]:
+            runs = by_arm(results, task)
+            for own, other in zip(runs[OURS], runs[arm], strict=True):
+                same += [counts == own["lengths"][step] for step, counts in enumerate(other["lengths"])]
+        rows.append([ARMS[arm].label, str(len(same)), str(sum(same))])
+    head = ["all tasks and seeds", "steps", "with the same answers as ours at the same step: number and tokens"]
+    return table(head, rows)
 
 
 def _task_table(results: Results, task: str) -> str:
@@ -424,7 +462,7 @@ def _task_table(results: Results, task: str) -> str:
             [
                 ARMS[arm].label,
                 mean(run["steps"] for run in runs),
-                str(interval(statistics.fmean(run["step_seconds"]) for run in runs)),
+                str(interval(map(mean_step, runs))),
                 interval(statistics.fmean(run["peak_bytes"]) / 1e9 for run in runs).text(2),
                 str(interval(map(final_accuracy, runs))),
                 str(interval(mean_accuracy(run, results) for run in runs)),
@@ -474,8 +512,13 @@ def _grid_table(results: Results) -> str:
 
 
 def conclude(results: Results) -> str:
-    titles = (f"{name.capitalize()}, ours minus another arm, in points" for name in (FINAL, MEAN, SAME_STEPS))
-    return " ".join(map(compared, titles, differences(results).values()))
+    sentences = []
+    for comparison in COMPARISONS:
+        title = comparison.title[0].upper() + comparison.title[1:]
+        intervals = compare(results, comparison).items()
+        of_several_runs = {label: value for label, value in intervals if value.half_width < math.inf}
+        sentences.append(compared(title, of_several_runs, comparison.even))
+    return "\n\n".join(sentences)
 
 
 def draw(results: Results) -> Any:
@@ -486,7 +529,7 @@ def draw(results: Results) -> Any:
     return draw_pace(panels)
 
 
-STUDY = Study("chat_model", "chat_model", 3, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
+STUDY = Study("chat_model", "chat_model", 2, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
 
 
 if __name__ == "__main__":
