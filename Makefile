@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu rival bench-launches bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu gpu-learning rival bench-launches bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -149,6 +149,12 @@ bench: $(VENV)/.dev
 CALL ?= 1
 gpu: $(VENV)/.dev
 	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu.py --call $(CALL)
+
+# With GSM8K=train.jsonl, a file of JSON lines with `problem` and `answer`: a pretrained chat model learns word problems
+# for ten minutes, ours and stock TRL's: accuracy over seconds.
+GSM8K ?=
+gpu-learning: $(VENV)/.dev $(VENV)/.smollm2
+	$(OFFLINE) $(VENV)/bin/python tests/benchmarks/gpu_learning.py --data $(GSM8K)
 
 # On a machine with CUDA: ours, Unsloth, stock TRL and stock TRL with continuous batching, side by side. PACKAGES is a
 # folder that `rival.py --collect` has filled where there is a network.

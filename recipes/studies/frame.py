@@ -220,8 +220,9 @@ class Interval(NamedTuple):
     half_width: float
 
     def text(self, decimals: int = 1, signed: bool = False) -> str:
-        """Both, rounded; `signed` for differences."""
-        return f"{self.mean:{'+' if signed else ''}.{decimals}f} ± {self.half_width:.{decimals}f}"
+        """Both, rounded; `signed` for differences. A single value has no interval."""
+        center = f"{self.mean:{'+' if signed else ''}.{decimals}f}"
+        return f"{center} (one run)" if self.half_width == math.inf else f"{center} ± {self.half_width:.{decimals}f}"
 
     def __str__(self) -> str:
         return self.text()
@@ -230,8 +231,8 @@ class Interval(NamedTuple):
 def interval(values: Iterable[float]) -> Interval:
     """Mean and 95% interval by Student's t over independent values, one per seed; infinite with one value.
 
-    >>> str(interval([1.0, 2.0, 3.0]))
-    '2.0 ± 2.5'
+    >>> str(interval([1.0, 2.0, 3.0])), str(interval([1.0]))
+    ('2.0 ± 2.5', '1.0 (one run)')
     """
     values = list(values)
     center, freedom = statistics.fmean(values), len(values) - 1

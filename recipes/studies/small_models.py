@@ -61,10 +61,10 @@ def small_trainer(
         rewards, data: Reward functions and training dataset.
         prompts, num_generations (`int`): P and G of a step.
         classes (`tuple[type, type]`, *optional*): Trainer and configuration.
-        **fields: Of the configuration; `rollout_func` and `step_reward_funcs` go to the trainer.
+        **fields: Of the configuration; `rollout_func`, `step_reward_funcs` and `peft_config` go to the trainer.
     """
     trainer_class, config_class = classes
-    own = {key: fields.pop(key) for key in ("rollout_func", "step_reward_funcs") if key in fields}
+    own = {key: fields.pop(key) for key in ("rollout_func", "step_reward_funcs", "peft_config") if key in fields}
     silent = {"run_log": False, "run_warnings": False} if config_class is DrGRPOConfig else {}
     args = config_class(
         output_dir=str(output_dir),
@@ -282,14 +282,14 @@ class Evaluations(Pace):
         control.should_training_stop = self.written >= self.tokens
 
 
-def mean_height(run: dict[str, Any], end: float) -> float:
-    """Mean pass rate over the first tokens: the area below the curve, as a height.
+def mean_height(run: dict[str, Any], end: float, x: str = "tokens") -> float:
+    """Mean pass rate over the first tokens (or `seconds`): the area below the curve, as a height.
 
     >>> mean_height({"tokens": [0, 10, 30], "pass_rate": [0.0, 1.0, 0.0]}, 20)
     0.625
     """
-    points = [*(x for x in run["tokens"] if x < end), end]
-    heights = [height(run, x) for x in points]
+    points = [*(place for place in run[x] if place < end), end]
+    heights = [height(run, place, x) for place in points]
     area = sum((points[i + 1] - points[i]) * (heights[i] + heights[i + 1]) / 2 for i in range(len(points) - 1))
     return area / end
 

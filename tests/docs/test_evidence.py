@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import arithmetic
+import chat_model
 import credit
 import dynamic_sampling
 import forks
@@ -33,7 +34,7 @@ BENCHMARKS = ROOT / "tests" / "benchmarks" / "README.md"
 BIASES = (tabular, guessing, arithmetic, verify)
 STUDIES = {
     module.__name__: module.STUDY
-    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate)
+    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate, chat_model)
 }
 NAMES = [module.__name__ for module in BIASES]
 
@@ -74,7 +75,7 @@ def test_results_say_where_they_come_from(name):
     assert f"python recipes/studies/{name}.py" in page(name)
 
 
-@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks"])
+@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", "chat_model"])
 def test_what_a_study_concludes_is_what_its_tables_say(name):
     assert unknown(STUDIES[name].conclude(read(STUDIES[name].name)), tables(name)) == []
 
@@ -104,6 +105,11 @@ def test_every_call_of_the_other_studies_is_there():
     assert runs_of("pace", "task", "arm", "seed") == sorted(
         (*each, s) for each in arms for s in range(pace.STUDY.seeds)
     )
+    runs = read("chat_model")["runs"]
+    complete = {(run["task"], run["seed"]) for run in runs}
+    assert {task for task, _ in complete} == set(chat_model.TASKS)
+    arms = (chat_model.OURS, *chat_model.OTHERS)
+    assert runs_of("chat_model", "task", "seed", "arm") == sorted((*call, arm) for call in complete for arm in arms)
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")
         assert found == sorted(product(module.SETTINGS["models"], range(3)))

