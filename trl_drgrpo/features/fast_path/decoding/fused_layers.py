@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from trl_drgrpo.features.fast_path.decoding.autocast import without_autocast
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream.model_parts import ROTARY, rotary_files
 from trl_drgrpo.upstream.private_state import swapped
@@ -23,28 +24,6 @@ from trl_drgrpo.upstream.private_state import swapped
 # Largest difference from what transformers computes, as a share of the largest value.
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
 AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
-
-
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return the dtype that autocast lowers products to on a type of device; `None` where it is off, or unknown there
-    (the planner's device is `"meta"`)."""
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None
-
-
-@contextmanager
-def without_autocast(device: str) -> Iterator[None]:
-    """Inside the block operations keep the dtype of their inputs: autocast would compute norms and softmax in float32
-    and give them back so, with a cast for the next product. The functions below cost less than `torch.autocast`."""
-    if autocast_dtype(device) is None:
-        yield
-        return
-    torch.set_autocast_enabled(device, False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, True)
 
 
 class NormForm(NamedTuple):

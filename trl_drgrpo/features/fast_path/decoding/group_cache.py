@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.fused_layers import autocast_dtype, without_autocast
+from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype, without_autocast
 from trl_drgrpo.upstream.kv_cache import (
     PLAIN_LAYERS,
     AttentionInterface,

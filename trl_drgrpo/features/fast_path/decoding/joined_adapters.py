@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trl_drgrpo.features.fast_path.decoding.fused_layers import autocast_dtype
+from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream.lora_layers import (
     active_lora_layers,
