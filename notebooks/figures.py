@@ -21,8 +21,8 @@ from trl_drgrpo.common.drawing import COLORS, ROLES, draw_histories, new_figure,
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.demo.run import training_arguments
 from trl_drgrpo.report.groups import group_widget_html
-from trl_drgrpo.report.reading import Run, read_run
 from trl_drgrpo.report.records import Group
+from trl_drgrpo.report.run_folders import Run, read_run
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes/studies"))
 from frame import table
@@ -344,7 +344,7 @@ def counterfactual_weights(run: Run) -> CounterfactualWeights:
     `record_groups=-1` a step's batch is complete; with fewer groups "batch" (DAPO) divides by the tokens of those.
 
     Args:
-        run ([`Run`]): From `trl_drgrpo.report.reading.read_run`.
+        run ([`Run`]): From `trl_drgrpo.report.run_folders.read_run`.
 
     Returns:
         [`CounterfactualWeights`].

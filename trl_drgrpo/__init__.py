@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 # of a package that is listed, its modules are, too.
 REGISTRATIONS = {
     "reward": (
-        *("rewards.functions", "rewards.functions.strings", "rewards.functions.mathematics.reward"),
-        *("rewards.functions.code.reward", "rewards.functions.judge.judge", "rewards.combine"),
-        *("rewards.isolation.isolated", "rewards.adapters.stacks", "process_rewards.formats"),
+        *("rewards.functions", "rewards.functions.strings", "rewards.functions.mathematics.math_reward"),
+        *("rewards.functions.code.code_reward", "rewards.functions.judge.judge", "rewards.combine"),
+        *("rewards.isolation.isolated", "rewards.adapters.stacks", "process_rewards.published_prms"),
         *("process_rewards.implicit", "process_rewards.verifiers", "demo.task"),
     ),
-    "PRM format": ("process_rewards.formats", "process_rewards.implicit"),
+    "PRM format": ("process_rewards.published_prms", "process_rewards.implicit"),
     "warning": ("features.diagnostics.warning_causes",),
 }
 drop_notices()

@@ -2,7 +2,7 @@
 
 1. TRL calls the reward functions, which are checked (`rewards/contract.py`): `on_rewards` refuses infinite rewards;
 2. `compute_advantages`: `r_i - baseline` (`objective/advantages.py`), with step rewards also `A_it`
-   (`process_rewards/scoring.py`, `objective/step_advantages.py`);
+   (`process_rewards/step_scorer.py`, `objective/step_advantages.py`);
 3. `features/fast_path/` plans the micro-batches of each optimizer step: same gradient, less work;
 4. `loss_constants`: TRL's loss divides by `B * L` and weighs KL by `beta` (`objective/loss.py` is its specification);
 5. the optimizer step is TRL's. `upstream/trl_overrides.py` has the hooks; `features/` plug into them.
@@ -25,7 +25,7 @@ from trl_drgrpo.common.errors import DivergedError, RewardError, told
 from trl_drgrpo.common.rows import check_batch
 from trl_drgrpo.config.best_metric import PREFIX, metrics_by_set, prepare_early_stopping, with_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig, dr_grpo_config
-from trl_drgrpo.config.options import OPTIONS, built
+from trl_drgrpo.config.optional_parts import OPTIONS, built
 from trl_drgrpo.config.preflight import Prepared, as_list, named_splits, prepare
 from trl_drgrpo.features.diagnostics.diagnostics import Diagnostics
 from trl_drgrpo.features.diagnostics.movement import MovementWatch
@@ -256,7 +256,7 @@ class DrGRPOTrainer(HostTrainer):
         self.earlier = EarlierBatches(self)
         self.model_card = ModelCard(self, optimizers)
         self.movement_watch = MovementWatch(self)
-        # Options: what the run does not ask for stands there as `config/options.py` has it.
+        # Options: what the run does not ask for stands there as `config/optional_parts.py` has it.
         self.sampling = built("sampling", run.arguments, self)
         self.forks = built("forks", run.arguments, self, run.segmenter)
         self.router_balance = built("router_balance", run.arguments, self)
@@ -315,7 +315,7 @@ class DrGRPOTrainer(HostTrainer):
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
                 running.enter_context(progress_by_default(self))
                 if self.args.gradient_checkpointing_kwargs:
-                    from trl_drgrpo.upstream.checkpoints import checkpoints_as_configured
+                    from trl_drgrpo.upstream.checkpointing import checkpoints_as_configured
 
                     running.enter_context(checkpoints_as_configured(self.model))
                 for feature in self.features:

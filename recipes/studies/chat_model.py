@@ -37,7 +37,7 @@ from trl_drgrpo.demo.pace import Pace, draw_pace
 from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.evaluation.models import Decoding
 from trl_drgrpo.evaluation.running import model_sampler
-from trl_drgrpo.process_rewards.sampling import Request
+from trl_drgrpo.process_rewards.continuations import Request
 
 OURS, OTHERS = "ours", ("switches", "trl")
 SYSTEM_PROMPT = "Be brief."

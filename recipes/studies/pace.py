@@ -39,7 +39,7 @@ from trl_drgrpo.demo.task import (
     list_sum_reward,
     make_dataset,
 )
-from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
+from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
 from trl_drgrpo.rewards.functions.reasoning_gym import make_splits, reasoning_gym_reward
 
 OURS, STOCK = (DrGRPOTrainer, DrGRPOConfig), (GRPOTrainer, GRPOConfig)

@@ -36,7 +36,7 @@ from bench import (
 from peft import LoraConfig
 from transformers import Qwen2Config
 
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 
 GROUP = 8
 

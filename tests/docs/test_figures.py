@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trl_drgrpo.check.bias import OBJECTIVES
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 
 pytest.importorskip("matplotlib")
 lengths = st.integers(1, 400)

@@ -30,7 +30,7 @@ from walk import Scripted, Walk
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.host_proof.recording import DEFAULTS, use_plain_lm_head
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 
 DEEPSPEED = {
     "ACCELERATE_USE_DEEPSPEED": "true",

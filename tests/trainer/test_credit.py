@@ -19,7 +19,7 @@ from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 from trl_drgrpo.objective.advantages import RunningRewardScale
 from trl_drgrpo.objective.step_choices import STEP_BASELINES
 from trl_drgrpo.objective.value_baseline import ValueBaseline, value_differences
-from trl_drgrpo.process_rewards.scoring import StepScorer
+from trl_drgrpo.process_rewards.step_scorer import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.upstream.batches import ScoredBatch
 from trl_drgrpo.upstream.private_state import swapped

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_drgrpo import ProgressCallback
 from trl_drgrpo.features.resume.checkpoints import newest_complete_checkpoint
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 from trl_drgrpo.single_gpu.memory.warning import MemoryWatch
 from trl_drgrpo.upstream.description import METRIC, DescribingCallback, DescriptionGuard
 

@@ -25,7 +25,7 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.features.resume.checkpoints import FEATURES_FILE
 from trl_drgrpo.process_rewards.steps.alignment import Aligner
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 from trl_drgrpo.upstream.batches import CreditedBatch, ScoredBatch
 
 HAIR_TRIGGER = {"truncation": {"share": 0.0, "steps": 1}}

@@ -16,7 +16,6 @@ from trl_drgrpo import DrGRPOTrainer, InputError
 from trl_drgrpo.features.fast_path import tree_mask
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.host_proof.recording import LONG_PROMPTS, completion_reward
-from trl_drgrpo.upstream import checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +116,7 @@ def test_checkpoints_that_wait_on_the_host_change_no_gradient(lora, monkeypatch)
             self.pack_hook = lambda tensor: packed.append(tensor.shape) or pack(tensor)
 
     monkeypatch.setattr(modeling_utils, "save_on_cpu", Counted)
-    monkeypatch.setattr(checkpoints, "can_pin", lambda: True)
+    monkeypatch.setattr(checkpointing, "can_pin", lambda: True)
     settings = {"gradient_checkpointing": True, "steps_per_generation": 4}
     expected = gradients(DrGRPOTrainer, settings, lora=lora)
     assert not packed

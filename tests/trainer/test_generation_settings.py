@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from trl import GRPOTrainer
 
 from trl_drgrpo.common.generation import own_settings, that_do_something, without_own_settings
-from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
+from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
 from trl_drgrpo.upstream.stop_strings import EndToken, StopStrings
 
 OWN = {

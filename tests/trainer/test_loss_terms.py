@@ -7,7 +7,7 @@ import torch
 from runs import logged
 
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer, Feature, InputError, LossTerm
-from trl_drgrpo.check.loss_terms import check_loss_terms
+from trl_drgrpo.check.term_proof import check_loss_terms
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.host_proof.recording import DEFAULTS, build_policy, completion_reward, record
 from trl_drgrpo.upstream.private_state import swapped

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 from tiny import save_tiny
 
-from trl_drgrpo.config.options import OPTIONS
+from trl_drgrpo.config.optional_parts import OPTIONS
 
 # Beside the options: what is imported where it is first used, and what uses the core.
 ON_USE = (
@@ -26,7 +26,7 @@ ON_USE = (
     "objective.loss_terms",
     "objective.step_advantages",
     "objective.value_baseline",
-    "process_rewards.formats",
+    "process_rewards.published_prms",
     "process_rewards.named",
     "process_rewards.prm_architectures",
     "process_rewards.prm_scorer",
@@ -39,7 +39,7 @@ ON_USE = (
     "single_gpu.merging",
     "upstream.completion_tables",
     "upstream.lora_layers",
-    "upstream.loss_terms",
+    "upstream.passed_terms",
     "upstream.stop_strings",
     "upstream.vllm_adapters",
     "upstream.weight_sync",

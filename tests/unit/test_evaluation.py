@@ -29,7 +29,7 @@ from trl_drgrpo.evaluation.running import check_context, model_sampler, score_co
 from trl_drgrpo.evaluation.steps import compared
 from trl_drgrpo.evaluation.table import is_whole, notes, public_name, put_into_card, table, title
 from trl_drgrpo.features.fast_path.decoding import decoder
-from trl_drgrpo.process_rewards.sampling import Continuation, Request
+from trl_drgrpo.process_rewards.continuations import Continuation, Request
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vllm_server import Refused, Server
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.sampling import Request
+from trl_drgrpo.process_rewards.continuations import Request
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.process_rewards.verifiers import step_verifier
 from trl_drgrpo.search import collect

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.check.groups import (
+from trl_drgrpo.check.enumerated_groups import (
     ForkedCredit,
     Judge,
     TrainerCredit,
@@ -35,7 +35,7 @@ from trl_drgrpo.check.groups import (
     trained_in_one_leaf,
 )
 from trl_drgrpo.check.parity import CONTROL_FLOOR
-from trl_drgrpo.check.policies import (
+from trl_drgrpo.check.tabular_policies import (
     BAD,
     Credit,
     Gradients,

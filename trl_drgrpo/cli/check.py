@@ -163,7 +163,7 @@ class _Check:
 
     def compare_loss_terms(self, terms: Sequence[Any]) -> str:
         """Compare the gradient with loss terms in TRL's micro-batches and in others; return the verdict."""
-        from trl_drgrpo.check.loss_terms import check_loss_terms
+        from trl_drgrpo.check.term_proof import check_loss_terms
 
         self._say("\nGradient with the loss terms, in TRL's micro-batches and in others (|difference|, relative)")
         results = self._run_cases(check_loss_terms(terms), _loss_term_case, "gradient_difference")

@@ -22,11 +22,11 @@ from trl_drgrpo.cli.data import as_prompted, check_slots
 from trl_drgrpo.cli.run_keys import ANSWER_KEYS, add_keys, read_settings, was_trained_on_messages
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.evaluation import models
-from trl_drgrpo.process_rewards.texts import prompt_ids
+from trl_drgrpo.process_rewards.prm_inputs import prompt_ids
 from trl_drgrpo.rewards.texts import completion_text
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.sampling import Request, Sampler
+    from trl_drgrpo.process_rewards.continuations import Request, Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Load and answer."""
     refuse_low_numbers(args, num_samples=1)
     settings = read_settings(args)
-    from trl_drgrpo.process_rewards.sampling import Request
+    from trl_drgrpo.process_rewards.continuations import Request
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
     with console.stdout_to_stderr():

@@ -244,7 +244,7 @@ def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
     from transformers import AutoTokenizer
 
     from trl_drgrpo.cli import data
-    from trl_drgrpo.process_rewards.texts import prompt_ids
+    from trl_drgrpo.process_rewards.prm_inputs import prompt_ids
 
     try:
         dataset: Any = data.load_data(source, split=values.get("dataset_train_split") or "train")

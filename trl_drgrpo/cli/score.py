@@ -32,8 +32,8 @@ from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.named import step_reward
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.steps.segmenter import Interval, segmenter_without_turns
-from trl_drgrpo.report.reading import read_run
 from trl_drgrpo.report.records import RecordedCompletions, read_object
+from trl_drgrpo.report.run_folders import read_run
 from trl_drgrpo.rewards import scoring
 from trl_drgrpo.rewards.columns import ask, check_columns, required
 from trl_drgrpo.rewards.contract import reward_name
@@ -429,7 +429,7 @@ def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any =
 
 def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> RewardScores:
     """Score as [`_scored`] does, with a list of scores per row; all `None` where the call failed."""
-    from trl_drgrpo.process_rewards.scoring import validate_step_rewards
+    from trl_drgrpo.process_rewards.step_scorer import validate_step_rewards
     from trl_drgrpo.process_rewards.steps import Steps
 
     def validate(output: Any, batch: Sequence[Row]) -> list[Any]:

@@ -19,7 +19,7 @@ from trl_drgrpo.common.rows import check_images, check_prompt_values, column_val
 from trl_drgrpo.config.best_metric import check_best_metric
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.config.field_kinds import optimizer_of
-from trl_drgrpo.config.options import OptionArguments, built
+from trl_drgrpo.config.optional_parts import OptionArguments, built
 from trl_drgrpo.config.rules import Rules, refuse, warn_of_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.process_rewards.without_outcome import process_only
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
-    from trl_drgrpo.config.options import NoTurns
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScorer
+    from trl_drgrpo.config.optional_parts import NoTurns
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction, StepScorer
     from trl_drgrpo.process_rewards.steps import StepSegmenter
     from trl_drgrpo.upstream.argument_types import (
         Data,

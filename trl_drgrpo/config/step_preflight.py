@@ -11,7 +11,7 @@ from trl_drgrpo.rewards.contract import declared, reward_name
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction
 
 logger = logging.getLogger(__name__)
 

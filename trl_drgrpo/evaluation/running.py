@@ -16,8 +16,8 @@ from typing import Any
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
 from trl_drgrpo.evaluation.results import KIND, Row
-from trl_drgrpo.process_rewards.sampling import Continuation, Request, Sampler
-from trl_drgrpo.process_rewards.texts import completion_like, prompt_ids
+from trl_drgrpo.process_rewards.continuations import Continuation, Request, Sampler
+from trl_drgrpo.process_rewards.prm_inputs import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
 
 
@@ -28,7 +28,7 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
     """
     from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
     from trl_drgrpo.features.fast_path.speed import Speed
-    from trl_drgrpo.process_rewards.sampling import ModelSampler
+    from trl_drgrpo.process_rewards.continuations import ModelSampler
 
     generation = decoding.for_transformers()
     around = partial(shared_prefill, speed=Speed())

@@ -27,7 +27,7 @@ from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch, 
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.step_scorer import StepScorer
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)

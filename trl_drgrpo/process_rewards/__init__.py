@@ -14,13 +14,6 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.formats import ChatTurnScorer as ChatTurnScorer
-    from trl_drgrpo.process_rewards.formats import MathPSAScorer as MathPSAScorer
-    from trl_drgrpo.process_rewards.formats import MathShepherdScorer as MathShepherdScorer
-    from trl_drgrpo.process_rewards.formats import QwenMathScorer as QwenMathScorer
-    from trl_drgrpo.process_rewards.formats import SkyworkScorer as SkyworkScorer
-    from trl_drgrpo.process_rewards.formats import TokenClassificationScorer as TokenClassificationScorer
-    from trl_drgrpo.process_rewards.formats import VersaScorer as VersaScorer
     from trl_drgrpo.process_rewards.implicit import ImplicitRewardScorer as ImplicitRewardScorer
     from trl_drgrpo.process_rewards.monte_carlo import MonteCarloScorer as MonteCarloScorer
     from trl_drgrpo.process_rewards.monte_carlo import TrainerRollouts as TrainerRollouts
@@ -28,7 +21,14 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.monte_carlo import label_steps as label_steps
     from trl_drgrpo.process_rewards.named import register_prm_format as register_prm_format
     from trl_drgrpo.process_rewards.prm_scorer import PRMScorer as PRMScorer
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction as StepRewardFunction
+    from trl_drgrpo.process_rewards.published_prms import ChatTurnScorer as ChatTurnScorer
+    from trl_drgrpo.process_rewards.published_prms import MathPSAScorer as MathPSAScorer
+    from trl_drgrpo.process_rewards.published_prms import MathShepherdScorer as MathShepherdScorer
+    from trl_drgrpo.process_rewards.published_prms import QwenMathScorer as QwenMathScorer
+    from trl_drgrpo.process_rewards.published_prms import SkyworkScorer as SkyworkScorer
+    from trl_drgrpo.process_rewards.published_prms import TokenClassificationScorer as TokenClassificationScorer
+    from trl_drgrpo.process_rewards.published_prms import VersaScorer as VersaScorer
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction as StepRewardFunction
     from trl_drgrpo.process_rewards.training import convert_math_shepherd as convert_math_shepherd
     from trl_drgrpo.process_rewards.training import convert_prm800k as convert_prm800k
     from trl_drgrpo.process_rewards.training import train_prm as train_prm

@@ -15,9 +15,9 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
 from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.named import register_prm_format
+from trl_drgrpo.process_rewards.prm_inputs import STEP, ScoringInput, encode_marked
 from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
-from trl_drgrpo.process_rewards.texts import STEP, ScoringInput, encode_marked
 
 if TYPE_CHECKING:
     import torch

@@ -28,11 +28,11 @@ import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.process_rewards.sampling import ModelSampler, Request
-from trl_drgrpo.process_rewards.scoring import dataset_columns, log_nothing
+from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, completion_like, prompt_ids
+from trl_drgrpo.process_rewards.step_scorer import dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
-from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import refuse_outside, whole
 from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
-from trl_drgrpo.process_rewards.texts import (
+from trl_drgrpo.process_rewards.prm_inputs import (
     PROMPT_END,
     PROMPT_START,
     STEP,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.scoring import RaggedRewards, StepScores
+    from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, StepScores
 
 
 @dataclass(frozen=True, kw_only=True)

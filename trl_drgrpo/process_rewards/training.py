@@ -36,9 +36,9 @@ from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
 from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, encode_piecewise, prompt_without_system, texts_of
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.steps.segmenter import joining_text
-from trl_drgrpo.process_rewards.texts import Cleaner, encode_piecewise, prompt_without_system, texts_of
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
-from trl_drgrpo.process_rewards.scoring import gathered
+from trl_drgrpo.process_rewards.step_scorer import gathered
 from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import listed, reward_number, to_fix
 

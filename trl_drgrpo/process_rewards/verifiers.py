@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.process_rewards.scoring import RaggedRewards, dataset_columns
-from trl_drgrpo.process_rewards.texts import Cleaner, prompt_without_system, texts_of, unread
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, prompt_without_system, texts_of, unread
+from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages

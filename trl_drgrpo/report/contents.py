@@ -19,8 +19,8 @@ from trl_drgrpo.features.diagnostics.statistics import BUCKETS
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, mean, rounded, tenth_of
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
-from trl_drgrpo.report.reading import LOG_FOLDER, Run
 from trl_drgrpo.report.records import number
+from trl_drgrpo.report.run_folders import LOG_FOLDER, Run
 
 FORMAT = 3
 COMPLETION_BYTES = 3_200_000  # of the page's five megabytes

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
-from trl_drgrpo.report.reading import Logged, Run
+from trl_drgrpo.report.run_folders import Logged, Run
 
 _HOLE = 8  # a gap is so many times longer than the usual distance of two logged steps
 _ONCE = ("train_", "total_flos")  # written once, at the end of a run, so they make no curves

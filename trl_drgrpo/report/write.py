@@ -19,7 +19,7 @@ from trl_drgrpo.common.disk import check_file, is_stream, room_needed, write_who
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
-from trl_drgrpo.report.reading import LOG_FOLDER, read_runs
+from trl_drgrpo.report.run_folders import LOG_FOLDER, read_runs
 
 ReportFormat = Literal["html", "md", "json", "png"]
 FORMATS: tuple[str, ...] = get_args(ReportFormat)

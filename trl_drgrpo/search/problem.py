@@ -19,10 +19,10 @@ from typing import Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
-from trl_drgrpo.process_rewards.sampling import Continuation, Request
+from trl_drgrpo.process_rewards.continuations import Continuation, Request
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import segmenter_without_turns
-from trl_drgrpo.process_rewards.texts import Cleaner, completion_like, prompt_ids
 from trl_drgrpo.rewards.contract import OnError, check_on_error
 
 

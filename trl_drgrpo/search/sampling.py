@@ -32,7 +32,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.process_rewards.sampling import Continuation, ModelSampler, Request
+from trl_drgrpo.process_rewards.continuations import Continuation, ModelSampler, Request
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.alignment import REPLACEMENT
 from trl_drgrpo.rewards.functions.judge.chat_client import Endpoint, RequestFailed, Session, import_http

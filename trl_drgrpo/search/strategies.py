@@ -35,7 +35,7 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import chain
 from typing import Any
 
-from trl_drgrpo.process_rewards.scoring import StepScorer, log_nothing
+from trl_drgrpo.process_rewards.step_scorer import StepScorer, log_nothing
 from trl_drgrpo.process_rewards.steps import Steps
 from trl_drgrpo.rewards.contract import checked_reward
 from trl_drgrpo.search.problem import PATH_VALUES, Branch, Node, Problem, SearchSettings, rank

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl_drgrpo.rewards.contract import RewardFunction
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction
 
 T = TypeVar("T")
 OneOrMore: TypeAlias = T | Sequence[T]

@@ -20,7 +20,7 @@ from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.process_rewards.scoring import StepScores
+from trl_drgrpo.process_rewards.step_scorer import StepScores
 from trl_drgrpo.process_rewards.steps import StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import Turns
 from trl_drgrpo.process_rewards.turns import (

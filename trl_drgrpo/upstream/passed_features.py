@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.upstream.hooks import Feature, Hooks, LossTerm
-from trl_drgrpo.upstream.loss_terms import check_loss_term
+from trl_drgrpo.upstream.passed_terms import check_loss_term
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_callback import CallbackHandler
 
-from trl_drgrpo.process_rewards.scoring import StepScorer
+from trl_drgrpo.process_rewards.step_scorer import StepScorer
 from trl_drgrpo.rewards.contract import RewardFunction
 from trl_drgrpo.upstream.argument_types import Data, EvalData, ScoringModel
 from trl_drgrpo.upstream.batches import DatasetRow, Rollouts, ScoredTokens, TokenBatch
@@ -24,7 +24,7 @@ from trl_drgrpo.upstream.logged_metrics import LoggedMetrics
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
-    from trl_drgrpo.config.options import NoTurns
+    from trl_drgrpo.config.optional_parts import NoTurns
     from trl_drgrpo.features.earlier_batches import EarlierBatches
     from trl_drgrpo.features.fast_path.router_balance import RouterBalance
     from trl_drgrpo.upstream.environments import EnvironmentTurns

@@ -259,7 +259,7 @@ class HostTrainer(Hooks, PrivateState):
         with self.computing_loss(inputs), swapped(self, **replaced):
             loss = super()._compute_loss(model, inputs_of_trl)
             if terms:
-                from trl_drgrpo.upstream.loss_terms import loss_of_terms
+                from trl_drgrpo.upstream.passed_terms import loss_of_terms
 
                 [scored] = self._scored or []
                 loss = loss + loss_of_terms(self, inputs, terms, scored, logged)

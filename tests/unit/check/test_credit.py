@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.check import credit, groups
+from trl_drgrpo.check import credit
 from trl_drgrpo.check.credit import (
     CONTROL_FLOOR,
     TOLERANCE,
@@ -18,8 +18,8 @@ from trl_drgrpo.check.credit import (
     exact_value,
     run_credit_case,
 )
-from trl_drgrpo.check.groups import LATER, NOW, TrainerCredit, chosen_prompts, retried_until_mixed
-from trl_drgrpo.check.policies import (
+from trl_drgrpo.check.enumerated_groups import LATER, NOW, TrainerCredit, chosen_prompts, retried_until_mixed
+from trl_drgrpo.check.tabular_policies import (
     Trajectory,
     compare,
     lowest,
@@ -229,6 +229,6 @@ def test_bent_weights_are_seen(factor, monkeypatch):
         selection = select_groups(*args, **kwargs)
         return dataclasses.replace(selection, weights=[w * factor(selection) for w in selection.weights])
 
-    monkeypatch.setattr(groups, "select_groups", bent)
+    monkeypatch.setattr(enumerated_groups, "select_groups", bent)
     for gradient, exact in chosen_prompts(estimates=(0.9, 0.5, 0.02)):
         assert (gradient - exact).norm() > 1e-3 * exact.norm()

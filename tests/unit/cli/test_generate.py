@@ -10,7 +10,7 @@ import yaml
 from trl_drgrpo.cli.main import main
 from trl_drgrpo.cli.run_keys import keep_recipe
 from trl_drgrpo.evaluation import models, running
-from trl_drgrpo.process_rewards.sampling import Continuation
+from trl_drgrpo.process_rewards.continuations import Continuation
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.scoring import StepScorer, validate_step_rewards
+from trl_drgrpo.process_rewards.step_scorer import StepScorer, validate_step_rewards
 from trl_drgrpo.process_rewards.steps import Steps, step_segmenter
 
 TWO = [Steps(("a\n\n", "b"), (2, 3)), Steps(("c",), (0,))]

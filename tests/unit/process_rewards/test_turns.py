@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
-from trl_drgrpo.process_rewards.scoring import StepScorer
+from trl_drgrpo.process_rewards.step_scorer import StepScorer
 from trl_drgrpo.process_rewards.steps import step_segmenter
 from trl_drgrpo.process_rewards.turns import Failures, TurnRecord, TurnRewards, check_turn_methods, matched_frac
 

@@ -9,8 +9,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.curves import Curve, axes_of, curves_of, headline
 from trl_drgrpo.report.panels import other_metrics, panels_for
-from trl_drgrpo.report.reading import Logged, Run, Warned, read_run
 from trl_drgrpo.report.records import RecordedCompletions
+from trl_drgrpo.report.run_folders import Logged, Run, Warned, read_run
 
 
 def test_gaps_stay_gaps():

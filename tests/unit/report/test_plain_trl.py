@@ -8,7 +8,7 @@ from runs import short_run, train
 from trl import GRPOTrainer
 
 from trl_drgrpo.report.contents import report_contents
-from trl_drgrpo.report.reading import read_run
+from trl_drgrpo.report.run_folders import read_run
 
 
 def even_reward(completion_ids, **kwargs):

@@ -15,8 +15,8 @@ from runs import write_lines
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.run_log import RunLog
-from trl_drgrpo.report.reading import read_run, read_runs
 from trl_drgrpo.report.records import JsonLines, RecordedCompletions, Starts, conversation, group_of
+from trl_drgrpo.report.run_folders import read_run, read_runs
 
 
 @pytest.fixture

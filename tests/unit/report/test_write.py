@@ -13,8 +13,8 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.contents import difficulty, report_contents
 from trl_drgrpo.report.curves import Curve, curves_of
 from trl_drgrpo.report.page import markdown_page
-from trl_drgrpo.report.reading import read_runs
 from trl_drgrpo.report.records import JsonLines
+from trl_drgrpo.report.run_folders import read_runs
 
 
 def test_the_command_writes_beside_the_run_and_prints_the_path(runs, ran):

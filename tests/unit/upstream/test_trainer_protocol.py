@@ -9,7 +9,7 @@ from trl_drgrpo import TrainerProtocol
 
 ROOT = Path(trl_drgrpo.__file__).parent
 # Beside the room of features: those that live elsewhere, and what is handed the trainer in their place.
-ELSEWHERE = ("upstream/environments.py", "upstream/description.py", "process_rewards/scoring.py")
+ELSEWHERE = ("upstream/environments.py", "upstream/description.py", "process_rewards/step_scorer.py")
 MEMBERS = {name for name in (*vars(TrainerProtocol), *TrainerProtocol.__annotations__) if not name.startswith("_")}
 
 

@@ -15,7 +15,7 @@ from trl_drgrpo.features.model_card.objective import objective_of, plain_data
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
 if TYPE_CHECKING:
-    from trl_drgrpo.process_rewards.scoring import StepScorer
+    from trl_drgrpo.process_rewards.step_scorer import StepScorer
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 # Fields of the configuration, a line for each matter.

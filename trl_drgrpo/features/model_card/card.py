@@ -38,7 +38,7 @@ from trl_drgrpo.upstream.versions import installed_versions
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 # Metric -> title of its panel, which evaluations share.

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.config.options import NoTurns
+from trl_drgrpo.config.optional_parts import NoTurns
 from trl_drgrpo.features.sampling.prompt_sampling import PromptSampling
 
 DATA = Dataset.from_dict({"prompt": [f"{'live' if i % 3 == 0 else 'dead'} {i}" for i in range(30)]})

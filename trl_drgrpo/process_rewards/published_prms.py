@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 
 from trl_drgrpo.process_rewards.loading import is_causal
 from trl_drgrpo.process_rewards.named import register_prm_format
-from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
-from trl_drgrpo.process_rewards.texts import (
+from trl_drgrpo.process_rewards.prm_inputs import (
     PROMPT_END,
     PROMPT_START,
     STEP,
@@ -29,6 +28,7 @@ from trl_drgrpo.process_rewards.texts import (
     encode_marked,
     encode_piecewise,
 )
+from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 
 TRL_SEPARATOR = "\n"  # of a model that does not say: that of TRL's former PRM trainer
 

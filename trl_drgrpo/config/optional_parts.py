@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
-    from trl_drgrpo.process_rewards.scoring import StepRewardFunction, StepScores
+    from trl_drgrpo.process_rewards.step_scorer import StepRewardFunction, StepScores
     from trl_drgrpo.process_rewards.steps import StepSegmenter
     from trl_drgrpo.upstream.argument_types import EnvironmentFactory
 
@@ -100,7 +100,7 @@ OPTIONS = {
         "process_rewards.steps.segmenter:configured_segmenter",
         lambda arguments: bool(arguments.steps) or arguments.args.forks > 1,
     ),
-    "step_scorer": Option("process_rewards.scoring:StepScorer", lambda arguments: bool(arguments.steps)),
+    "step_scorer": Option("process_rewards.step_scorer:StepScorer", lambda arguments: bool(arguments.steps)),
     "router_balance": Option(
         "features.fast_path.router_balance:RouterBalance",
         lambda arguments: arguments.args.router_aux_scope == "batch",

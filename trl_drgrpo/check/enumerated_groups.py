@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 import torch
 from datasets import Dataset
 
-from trl_drgrpo.check.policies import BAD, GOOD, GROUP_SIZES, SEPARATOR, Gradients, Objective, SmallPolicy, Trajectory
+from trl_drgrpo.check.tabular_policies import (
+    BAD,
+    GOOD,
+    GROUP_SIZES,
+    SEPARATOR,
+    Gradients,
+    Objective,
+    SmallPolicy,
+    Trajectory,
+)
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.forks import boundaries, first_above
 from trl_drgrpo.host_proof.recording import DEFAULTS
