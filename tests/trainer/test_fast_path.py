@@ -16,6 +16,7 @@ from trl_drgrpo import DrGRPOTrainer, InputError
 from trl_drgrpo.features.fast_path import tree_mask
 from trl_drgrpo.features.fast_path.fast_path import FastPath
 from trl_drgrpo.host_proof.recording import LONG_PROMPTS, completion_reward
+from trl_drgrpo.upstream import checkpointing
 
 
 @pytest.fixture(autouse=True)

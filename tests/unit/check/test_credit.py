@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_drgrpo import DrGRPOTrainer
-from trl_drgrpo.check import credit
+from trl_drgrpo.check import credit, enumerated_groups
 from trl_drgrpo.check.credit import (
     CONTROL_FLOOR,
     TOLERANCE,
