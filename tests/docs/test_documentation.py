@@ -44,6 +44,8 @@ def test_a_public_name_describes_every_parameter(package, name):
     assert len(first_sentence(value)) > 10
     if name != "DrGRPOConfig":  # its 200 inherited fields are TRL's to describe; its own: next test
         assert undescribed(value) == []
+    if getattr(value, "_is_protocol", False):
+        return  # its methods are described where they are implemented
     for method, function in vars(value).items() if inspect.isclass(value) else ():
         if not method.startswith("_") and callable(getattr(value, method)):
             assert inspect.getdoc(getattr(value, method)) or not inspect.isfunction(function), f"{name}.{method}"

@@ -107,7 +107,9 @@ class CreditedBatch(RolloutBatch):
     Args:
         advantages (`torch.Tensor` of shape `(b,)` or `(b, T)`): What this rank's rows are trained on.
         sampling_ratios (`torch.Tensor` of shape `(b, 1)` or `(b, T)`, *optional*):
-            What the token losses are multiplied by to correct for the probabilities of the engine that sampled.
+            Factors of the token losses that correct for the probabilities of the engine that sampled.
+        scored, rewards, completion_mask, trained_mask, num_generations, own_rows, training, forks, steps,
+            step_rewards, step_ends, state_keys: As in [`RolloutBatch`].
     """
 
     advantages: torch.Tensor

@@ -92,11 +92,16 @@ class Rotation:
         self._cos: torch.Tensor | None = None  # whose sines have their signs
         self._signed_sin: Any = None
 
-    def __call__(self, query: torch.Tensor, key: torch.Tensor, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Gemma 4 rotates one tensor per call, others pass the dimension of the heads: these calls are the model's.
+        takes_both = len(args) == 4 and not kwargs and all(isinstance(arg, torch.Tensor) for arg in args)
+        if not takes_both or self.agrees is False:
+            return self._own(*args, **kwargs)
+        query, key, cos, sin = args
         # (1, D) of one token per row; `cos` and `sin` are (n, 1, D)
-        fits = query.shape[2:] == key.shape[2:] == cos.shape[1:] == (1, cos.size(-1)) and self.agrees is not False
-        if not fits or args or kwargs or not query.dtype == key.dtype == cos.dtype:
-            return self._own(query, key, cos, sin, *args, **kwargs)
+        fits = query.shape[2:] == key.shape[2:] == cos.shape[1:] == (1, cos.size(-1))
+        if not fits or not query.dtype == key.dtype == cos.dtype:
+            return self._own(query, key, cos, sin)
         half = cos.size(2) // 2
         if cos is not self._cos:
             self._cos = cos
