@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # of a package that is listed, its modules are, too.
 REGISTRATIONS = {
     "reward": (
-        *("rewards.functions", "rewards.functions.strings", "rewards.functions.mathematics.math_reward"),
-        *("rewards.functions.code.code_reward", "rewards.functions.judge.judge", "rewards.combine"),
+        *("rewards.functions", "rewards.functions.strings", "rewards.functions.mathematics.answer_reward"),
+        *("rewards.functions.code.program_reward", "rewards.functions.judge.judge", "rewards.combine"),
         *("rewards.isolation.isolated", "rewards.adapters.stacks", "process_rewards.published_prms"),
         *("process_rewards.implicit", "process_rewards.verifiers", "demo.task"),
     ),

@@ -21,7 +21,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 
 import misbehaving
-from pebble import ProcessPool
 
 from trl_drgrpo.rewards.contract import Limits
 from trl_drgrpo.rewards.isolation.pool import Failure, WorkerPool
@@ -35,6 +34,8 @@ def limit_memory():
 
 class Pebble:
     def __init__(self):
+        from pebble import ProcessPool  # for this comparison alone
+
         context = multiprocessing.get_context("forkserver")  # the trainer itself must not fork
         self.pool = ProcessPool(2, initializer=limit_memory, context=context)
 

@@ -378,16 +378,15 @@ class TestRun:
         assert "CPU time to" in pace_sentence(result)
         assert [str(cell) for cell in objectives_table(result).columns[0].cells] == ["DrGRPOTrainer", "trl_grpo"]
 
-    def test_the_clock_stands_still_while_a_run_is_evaluated(self, monkeypatch):
+    def test_the_clock_stands_still_while_a_run_is_evaluated(self):
         clock = SimpleNamespace(now=5.0)
-        monkeypatch.setattr("time.process_time", lambda: clock.now)
 
         def measured(model):
             clock.now += 100
             return 0.5
 
         run = {"seconds": [], "pass_rate": []}
-        pace = Pace(run, measured, every_steps=2)
+        pace = Pace(run, measured, every_steps=2, clock=lambda: clock.now)
         pace.on_train_begin(None, None, None, model=None)
         for step in range(1, 5):
             clock.now += 3

@@ -129,6 +129,8 @@ def _multimodal_class(model: Any, trust_remote_code: bool) -> Any:
     """Return the class that a checkpoint names, where no class for its language model alone exists; else `None`."""
     import transformers
 
+    if transformers.utils.find_adapter_config_file(str(model)) is not None:
+        return None  # the auto class loads the adapter's base
     config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     is_multimodal = type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not is_multimodal or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

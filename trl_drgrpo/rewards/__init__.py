@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from trl_drgrpo.rewards.combine import weighted_sum as weighted_sum
     from trl_drgrpo.rewards.contract import RewardFunction as RewardFunction
     from trl_drgrpo.rewards.contract import checked_reward as checked_reward
-    from trl_drgrpo.rewards.functions.code.code_reward import CodeReward as CodeReward
-    from trl_drgrpo.rewards.functions.code.code_reward import code_reward as code_reward
+    from trl_drgrpo.rewards.functions.code.program_reward import CodeReward as CodeReward
+    from trl_drgrpo.rewards.functions.code.program_reward import code_reward as code_reward
     from trl_drgrpo.rewards.functions.code.sandbox import Sandbox as Sandbox
     from trl_drgrpo.rewards.functions.judge import JudgeReward as JudgeReward
     from trl_drgrpo.rewards.functions.mathematics import MathReward as MathReward

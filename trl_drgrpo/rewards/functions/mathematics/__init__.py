@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from trl_drgrpo.common.lazy import attach
 
 if TYPE_CHECKING:
+    from trl_drgrpo.rewards.functions.mathematics.answer_reward import MathReward as MathReward
+    from trl_drgrpo.rewards.functions.mathematics.answer_reward import math_reward as math_reward
+    from trl_drgrpo.rewards.functions.mathematics.answer_reward import unreadable_gold as unreadable_gold
     from trl_drgrpo.rewards.functions.mathematics.answers import extract_answer as extract_answer
     from trl_drgrpo.rewards.functions.mathematics.equivalence import equivalent as equivalent
-    from trl_drgrpo.rewards.functions.mathematics.math_reward import MathReward as MathReward
-    from trl_drgrpo.rewards.functions.mathematics.math_reward import math_reward as math_reward
-    from trl_drgrpo.rewards.functions.mathematics.math_reward import unreadable_gold as unreadable_gold
 
 attach(__name__)
