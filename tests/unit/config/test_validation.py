@@ -20,6 +20,9 @@ CASES = yaml.safe_load((Path(__file__).parents[2] / "data" / "configurations.yam
 
 @pytest.mark.parametrize(("fields", "message"), CASES["refused"], ids=str)
 def test_a_configuration_refuses_them_in_one_line(fields, message):
+    younger = "activation_checkpointing_kwargs"  # transformers 5.17 has the other name alone
+    if younger in fields and younger not in DrGRPOConfig.__dataclass_fields__:
+        pytest.skip(f"no field {younger} on this transformers")
     with pytest.raises(InputError) as error:
         DrGRPOConfig(**fields)
     assert str(error.value).startswith(message)
