@@ -49,6 +49,9 @@ def tensors_of(rollouts: Rollouts) -> dict[str, torch.Tensor]:
     return {key: value for key, value in rollouts.items() if isinstance(value, torch.Tensor)}
 
 
+Metrics = dict[str, list[float]]  # logged values by name
+
+
 @dataclass(frozen=True)
 class ScoredBatch:
     """A generation batch as TRL hands it to the reward functions, and what they gave.

@@ -21,14 +21,13 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, Rollouts, ScoredBatch
+from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, Metrics, Rollouts, ScoredBatch
 
 if TYPE_CHECKING:
     from trl_drgrpo.objective.loss_terms import LossTokens
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
 Completions = tuple[list[list[int]], list[list[float]] | None]  # token ids, and log-probabilities of some backends
-Metrics = dict[str, list[float]]
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Arguments = ParamSpec("Arguments")
 Model = TypeVar("Model", bound=PreTrainedModel)

@@ -25,12 +25,12 @@ from trl_drgrpo.upstream.batches import (
     OF_EITHER,
     OF_PROMPTS,
     OF_THE_BATCH,
+    Metrics,
     Rollouts,
     tensors_of,
     token_batch,
     trained_mask,
 )
-from trl_drgrpo.upstream.hooks import Metrics
 
 PLAN = "micro_batch_plan"
 
