@@ -52,7 +52,7 @@ def in_four_bits(layers):
 
 
 def dequantized_first(layer, states):
-    """What a 4-bit linear layer gives, by a product with its weights in the dtype of the input."""
+    """Compute a 4-bit linear layer by a product with its weights in the dtype of the input."""
     from bitsandbytes.functional import dequantize_4bit
 
     weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(states.dtype)

@@ -452,7 +452,7 @@ def run_alone(task, arm, arguments, work, seconds):
 
 
 def run_task(arguments):
-    """What a fresh process does; its result goes to a file."""
+    """Run one arm in a fresh process, and write its result to a file."""
     device = "cpu" if arguments.small else "cuda"
     sizes = SMALL if arguments.small else Sizes()
     bits = 4 if arguments.model in IN_FOUR_BITS else 0

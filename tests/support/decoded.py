@@ -11,8 +11,8 @@ PAD = 257
 
 
 def generate(model, prompts, shares=True, limits=None, speed=None, training=False, rows_at_once=None, **settings):
-    """What `generate` returns behind the texts, the state of the random generator afterwards, and the shapes of what
-    was run."""
+    """Return the tokens that `generate` adds to the prompts, the state of the random generator afterwards, and the
+    shapes of the forwards."""
     model.train(training)
     rows = [list(prompt.encode()) for prompt in prompts]
     width = max(map(len, rows))

@@ -56,7 +56,7 @@ class Engine:
         self.offsets = distortion * offsets.to(next(model.parameters()).dtype)
 
     def name_here(self, name):
-        """As vLLM's multimodal models rename what is in a checkpoint of today's or of an older form."""
+        """Rename the weights of a checkpoint, of today's or an older form, as vLLM's multimodal models do."""
         if self.model.config.get_text_config() is self.model.config:
             return name
         for old, new in PREFIXES.items():

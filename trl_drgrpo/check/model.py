@@ -1,4 +1,4 @@
-"""What `trl-drgrpo check --model` says: parts of the fast path, whether gradient and tokens are right, the plan.
+"""Report of `trl-drgrpo check --model`: parts of the fast path, gradient and tokens compared with TRL, and the plan.
 
 A small random model of the configuration trains for two optimizer steps on the fast path, and once more in TRL's
 micro-batches with transformers' generation.

@@ -10,7 +10,6 @@ samples.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import RewardError
@@ -112,10 +111,11 @@ def sample_and_score(
         for row in prompts:
             prefix = tuple(prompt_ids(row["prompt"], tokenizer, template))
             requests.append(Request(prefix, samples, length, True, draw.getrandbits(31)))
-        continuations = list(chain(*sampler(requests)))  # `samples` of each prompt
+        continuations = []
         sampled = []
-        for place, continuation in enumerate(continuations):
-            sampled.append(completed(prompts[place // samples], continuation, tokenizer))
+        for row, continuations_of_row in zip(prompts, sampler(requests), strict=True):
+            continuations += continuations_of_row
+            sampled += [completed(row, continuation, tokenizer) for continuation in continuations_of_row]
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:
             _refuse_broken(scores, len(sampled))

@@ -27,7 +27,7 @@ class NamedReward(Entry):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether the name needs no options."""
+        """Tell if the name needs no options."""
         return self.reward is not None or self.usual_options is not None
 
 

@@ -80,7 +80,7 @@ class RouterBalance(Feature):
 
     @contextmanager
     def computing_loss(self, inputs: dict[str, Any]) -> Iterator[None]:
-        """As in [`Hooks`]: the tokens of the micro-batch weigh what they do in its generation batch."""
+        """Give tokens of the micro-batch the weight that they have in its generation batch, see [`Hooks`]."""
         self._expert_weights = inputs.get(EXPERT_WEIGHTS)
         self._loss = None
         try:

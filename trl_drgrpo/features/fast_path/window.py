@@ -7,7 +7,7 @@ types only, so that a checkpoint can hold it.
 
 import math
 from itertools import chain
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 
@@ -203,12 +203,6 @@ def is_live(inputs: Rollouts, skip: bool) -> torch.Tensor:
     if advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
     return (mask & (advantages != 0)).any(dim=1)
-
-
-def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
-    if "tool_mask" in inputs:
-        return inputs["completion_mask"] * inputs["tool_mask"]
-    return inputs["completion_mask"]
 
 
 def _joined(micro_batches: list[Rollouts]) -> Rollouts:

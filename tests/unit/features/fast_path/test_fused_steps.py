@@ -79,7 +79,7 @@ def test_a_recorded_step_writes_scores_into_place_and_adds_one_mask(fixed_steps,
 
 @pytest.mark.parametrize("family", ["Qwen2", "Gemma2", "GptOss"])
 def test_scores_in_place_give_the_same_tokens(tokenizer, fixed_steps, family, monkeypatch):
-    """As on a GPU; with padding, a window, a softcap and sinks."""
+    """Scores are written in place, as on a GPU; with padding, a window, a softcap and sinks."""
     monkeypatch.setattr(group_cache, "writes_into_place", lambda device: True)
     speed = Speed()
     assert_same_tokens(tiny(family, tokenizer), speed=speed)
@@ -198,7 +198,7 @@ def test_parameters_are_only_read(tokenizer):
     ("base", "adapters"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32")]
 )
 def test_products_have_the_fewer_bits(tokenizer, base, adapters):
-    """As PEFT computes them, for adapters of fewer bits than the base."""
+    """Adapters of fewer bits than the base are computed as PEFT does."""
     model = adapted("Qwen2", tokenizer).to(getattr(torch, base))
     for name, parameter in model.named_parameters():
         if "lora_" in name:
