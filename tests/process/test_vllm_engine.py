@@ -138,7 +138,7 @@ def load_in_place(self):
     from vllm.lora.request import LoRARequest
 
     version = self.path / "1"
-    self.bytes = self.folder.write(self.model, version)
+    self.bytes = self.folder.write(self.model, version, self.stored_names)
     self.llm.newest = LoRARequest("policy", 1, str(version), load_inplace=True)
     self.llm.llm_engine.add_lora(self.llm.newest)
 
