@@ -76,7 +76,7 @@ def test_results_say_where_they_come_from(name):
 
 
 @pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", "chat_model"])
-def test_what_a_study_concludes_is_what_its_tables_say(name):
+def test_conclusions_of_studies_are_those_of_their_tables(name):
     assert unknown(STUDIES[name].conclude(read(STUDIES[name].name)), tables(name)) == []
 
 

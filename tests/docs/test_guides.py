@@ -103,7 +103,7 @@ def test_every_new_field_is_in_the_guides():
         {"loss_type": "dr_grpo", "scale_rewards": False},
     ],
 )
-def test_what_the_migrating_page_says_of_a_plain_configuration(fields):
+def test_the_migrating_page_on_plain_configurations(fields):
     from trl import GRPOConfig
 
     from trl_drgrpo import DrGRPOConfig

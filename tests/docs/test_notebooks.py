@@ -60,7 +60,7 @@ def test_a_notebook_starts_by_itself_and_ends_in_one_picture_and_one_sentence(pa
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_read_leaves_plotting_and_assertions_to_others(path):
+def test_notebooks_leave_plotting_and_assertions_to_others(path):
     notebook = read(path)
     source = "\n".join(cell.source for cell in code_cells(notebook))
     assert not re.search(r"\bassert\b|pyplot|\.subplots\(|\.plot\(", source)

@@ -97,7 +97,7 @@ def run_of(folder, made, stop_at=None, settings=None, due=lambda seed, arm: True
     return run
 
 
-def test_what_is_in_the_file_is_not_run_again(tmp_path):
+def test_recorded_runs_are_not_run_again(tmp_path):
     made = []
     with pytest.raises(KeyboardInterrupt):
         run_of(tmp_path, made, stop_at=3)

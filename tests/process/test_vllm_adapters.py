@@ -267,7 +267,7 @@ SERVERS = {
 
 
 @pytest.mark.parametrize(("options", "said"), SERVERS.values(), ids=SERVERS)
-def test_what_a_server_lacks_is_one_line_with_the_command(options, said, run, tokenizer, saved_model):
+def test_a_server_without_adapters_is_refused_with_the_command_in_one_line(options, said, run, tokenizer, saved_model):
     with server(tokenizer, saved_model, **options) as served, pytest.raises(InputError) as error:
         run(trained=False, **served.settings)
     message = str(error.value)
@@ -291,7 +291,7 @@ def test_a_server_that_takes_weights_gets_merged_ones(options, said, run, tokeni
 # The folder
 
 
-def test_what_a_crash_has_left_is_removed_and_what_lives_is_not(tmp_path, monkeypatch):
+def test_adapters_of_crashed_runs_are_removed_and_those_of_live_runs_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_adapters.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(vllm_adapters.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 0}))
     living = vllm_adapters.AdapterFolder(1)

@@ -196,7 +196,7 @@ def test_a_server_has_the_trained_adapter(run, url):
     assert moved(trainer)
 
 
-def test_what_a_server_lacks_is_one_line(run, url, model, tokenizer, tmp_path):
+def test_a_server_without_adapters_is_refused_in_one_line(run, url, model, tokenizer, tmp_path):
     mode = {"vllm_mode": "server", "vllm_server_base_url": url, "do": build}
     rank = {"extra": {"peft_config": LoraConfig(r=16, task_type="CAUSAL_LM", target_modules="all-linear")}}
     with pytest.raises(InputError, match="its --max-lora-rank is 8, the adapter has 16.*--max-lora-rank 16"):

@@ -254,7 +254,7 @@ def test_a_resumed_run_appends_repeats_no_warning_and_records_the_same(run, outp
     assert untimed(read(output, "completions.jsonl")) == untimed(before + before[2:])
 
 
-def test_what_was_seen_of_a_reward_survives_a_resume(train, output, caplog):
+def test_observations_of_a_reward_survive_a_resume(train, output, caplog):
     train(save_strategy="steps", save_steps=2)
     checkpoint = output / "checkpoint-2"
     state = json.loads((checkpoint / FEATURES_FILE).read_text())["Diagnostics"]

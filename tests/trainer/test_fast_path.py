@@ -331,7 +331,7 @@ def test_entropy_and_kl_over_all_rows_where_none_is_left_out(metrics, reward):
     assert a["kl"] > 0
 
 
-def test_what_was_planned_is_logged(train):
+def test_the_plan_is_logged(train):
     def reward(completion_ids, **kwargs):  # the second group of each two is dead
         return [float(sum(ids) % 2) if i < 4 else 1.0 for i, ids in enumerate(completion_ids)]
 

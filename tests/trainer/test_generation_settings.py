@@ -161,7 +161,7 @@ def test_settings_are_back_after_an_error(tokenizer):
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("more", [101, [101, 110], 258])
-def test_nothing_behind_an_end_token_of_generation_kwargs_is_trained(more, fast, build, tokenizer):
+def test_tokens_behind_an_end_token_of_generation_kwargs_are_not_trained(more, fast, build, tokenizer):
     trainer = build(generation_kwargs={"eos_token_id": more}, fast_generation=fast, max_completion_length=40)
     ends = {*trainer.stop_token_ids}
     assert ends >= ({more} if isinstance(more, int) else set(more)) | {tokenizer.eos_token_id}

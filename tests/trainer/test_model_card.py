@@ -476,7 +476,7 @@ def test_the_settings_are_those_that_somebody_has_set():
     assert {name: value for name, value in shown.items() if name != "per_device_train_batch_size"} == changed
 
 
-def test_what_was_given_instead_of_settings_is_what_the_card_states(train, prompts, tokenizer, reward):
+def test_the_card_states_objects_given_instead_of_settings(train, prompts, tokenizer, reward):
     def other(completion_ids, **kwargs):
         return [0.1 * len(ids) for ids in completion_ids]
 
@@ -569,7 +569,7 @@ def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
     assert not draw_curves([{"step": s, "reward": 1.0} for s in (1, 2)], tmp_path / "c.png")
 
 
-def test_what_a_hub_id_is_and_where_a_dataset_says_it_is_from(prompts):
+def test_the_card_tells_hub_ids_and_origins_of_datasets(prompts):
     others = ("/tmp/model", "./x", "~/x", "tests", "a/b/c", "", None, "C:\\models\\x")
     assert [name for name in ("org/name", "gpt2", *others) if is_hub_id(name)] == ["org/name", "gpt2"]
     assert cards.dataset_id(prompts) is None

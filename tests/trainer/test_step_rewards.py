@@ -89,7 +89,7 @@ def test_metrics_and_the_table_of_completions(process, reward, output):
     assert len(table["steps"][0]) == len(table["step_rewards"][0])
 
 
-def test_what_a_function_logs_and_where_it_goes_ends_no_run(process, output, tmp_path, monkeypatch):
+def test_metrics_of_a_step_reward_function_end_no_run(process, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def careless(completions, log_metric, log_extra, **kwargs):

@@ -43,7 +43,7 @@ def test_swapping_the_class_changes_no_bit(extra, train, saved_model):
     assert apart <= 1e-3 * moved  # Adam divides by tiny gradients too: 1e-7 in a gradient is more in a step
 
 
-def test_what_a_subclass_makes_of_the_rewards_is_trained_on(train):
+def test_rewards_changed_by_a_subclass_are_trained_on(train):
     class Shaped(DrGRPOTrainer):
         def _calculate_rewards(self, *args):
             return super()._calculate_rewards(*args) * 2
@@ -105,7 +105,7 @@ def test_a_plain_grpo_config_is_read_as_dr_grpo_and_what_is_assigned_to_it_later
     assert trainer.state.global_step == 1
 
 
-def test_what_is_assigned_after_the_constructor_is_checked_and_nothing_is_checked_twice(build, monkeypatch):
+def test_assignments_after_the_constructor_are_checked_once(build, monkeypatch):
     checks = []
     check = DrGRPOConfig.check
     monkeypatch.setattr(DrGRPOConfig, "check", lambda self: (checks.append(self), check(self)))
@@ -165,7 +165,7 @@ def test_sharding_on_cpus_is_refused(launcher, settings, prompts, reward, monkey
     ("kind", "in_lockstep", "counts"),
     [("MULTI_CPU", False, False), ("FSDP", True, False), ("DEEPSPEED", True, True), ("MEGATRON_LM", True, True)],
 )
-def test_which_engines_need_every_rank_and_which_every_slot(kind, in_lockstep, counts):
+def test_engines_that_need_every_rank_or_every_slot(kind, in_lockstep, counts):
     accelerator = SimpleNamespace(distributed_type=DistributedType[kind])
     trainer = SimpleNamespace(accelerator=accelerator)
     trainer.in_lockstep = PrivateState.in_lockstep.fget(trainer)
@@ -227,7 +227,7 @@ def test_asynchronous_rewards_work(train):
     assert "rewards/judged/mean" in trainer.state.log_history[0]
 
 
-def test_what_is_assigned_after_the_constructor_is_refused_when_training_starts(build):
+def test_assignments_after_the_constructor_are_refused_when_training_starts(build):
     trainer = build()
     late = {
         "loss_type": ("grpo", "^loss_type: got 'grpo'; expected 'dr_grpo'"),

@@ -124,7 +124,7 @@ LAZY = [path for path in PACKAGES if "\nattach(__name__)\n" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.relative_to(ROOT)))
-def test_what_a_type_checker_sees_is_public(path):
+def test_names_that_a_type_checker_sees_are_public(path):
     package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
     block = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If))
     imported = [(node.module, alias) for node in block.body for alias in node.names]
@@ -172,7 +172,7 @@ def test_every_error_has_its_form():
     assert {str(file): out for file in files if (out := problems(file.read_text(encoding="utf-8")))} == {}
 
 
-def test_what_is_installed_is_no_error():
+def test_an_installed_package_is_no_error():
     require_package("torch", "anything", "True", "none")
     require_for_quantization(None)
     require_for_quantization({"quant_method": "gptq", "bits": 4})

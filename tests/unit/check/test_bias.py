@@ -274,7 +274,7 @@ def one_missing(completion_ids, **kwargs):
         ({"reward": length_reward}, 3, None, "correct_threshold: got none; expected a reward of 0 or 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(build, monkeypatch, changes, batches, limit, message):
+def test_an_unmeasurable_bias_is_refused(build, monkeypatch, changes, batches, limit, message):
     if limit is not None:
         monkeypatch.setattr("trl_drgrpo.check.bias.MEMORY_LIMIT", limit)
     with pytest.raises(InputError, match=message):

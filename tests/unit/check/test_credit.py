@@ -153,7 +153,7 @@ def test_a_control_that_agrees_is_a_failure():
         assert not run_credit_case(case).passed
 
 
-def test_nothing_to_compare_proves_nothing():
+def test_an_empty_comparison_proves_nothing():
     nothing = torch.zeros(2, dtype=torch.float64)
     for control in (False, True):
         assert not run_credit_case(CreditCase("", "", lambda: [(nothing, nothing)], control)).passed

@@ -126,7 +126,7 @@ def test_rename_columns():
             rename_columns(dataset, [renaming])
 
 
-def test_what_counts_as_a_hub_id(tmp_path, monkeypatch):
+def test_forms_of_hub_ids(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local").mkdir()
     assert is_hub_id("org/name-v1.5")

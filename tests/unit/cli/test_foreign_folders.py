@@ -130,7 +130,7 @@ def test_no_command_runs_what_a_folder_brings(command, foreign, marker, saved_mo
     assert "Traceback" not in said
 
 
-def test_what_is_left_out_is_said_once_and_can_be_had(foreign, marker, capfd):
+def test_omitted_parts_of_a_foreign_folder_are_named_once_and_can_be_had(foreign, marker, capfd):
     assert main(["generate", "--model", str(foreign), "1+1="]) == 0
     [line] = [line for line in capfd.readouterr().err.splitlines() if "not taken" in line]
     assert "trust_remote_code, env. --trust_recipe takes them" in line

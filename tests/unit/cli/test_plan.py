@@ -281,7 +281,7 @@ def test_the_trainer_warns_when_the_plan_does_not_fit(
         assert len(warning.splitlines()) == 2
 
 
-def test_what_cannot_be_planned_never_stops_a_run(caplog, monkeypatch, tmp_path, model):
+def test_a_model_that_cannot_be_planned_never_stops_a_run(caplog, monkeypatch, tmp_path, model):
     monkeypatch.setattr("trl_drgrpo.single_gpu.memory.warning.device_memory", lambda device: 2**20)
     args = DrGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
     virtual = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
@@ -321,7 +321,7 @@ def test_a_recipe_is_planned_as_its_run_is(tokenizer, tmp_path, capsys):
     assert "# max_completion_length: 1024 would fit, too" in out
 
 
-def test_what_was_assumed_is_said_with_its_flag(seven, capsys):
+def test_assumptions_of_a_plan_are_named_with_their_flags(seven, capsys):
     _, out, err = plan(capsys, "--model", seven, "--memory", "1GB")
     assert "prompts of 512 tokens (assumed: --max_prompt_length sets it)" in err
     assert "(assumed: --max_prompt_length sets it)" in out

@@ -113,7 +113,7 @@ def test_golds_that_cannot_be_read_are_named(report, capsys, batch_size):
 
 
 @pytest.mark.parametrize(("batch_size", "failures"), [("1", [2]), ("4", [])])
-def test_what_a_reward_counts_as_failed_is_failed(report, batch_size, failures):
+def test_rows_that_a_reward_counts_as_failed_are_failed(report, batch_size, failures):
     code, found = report("counting", "--batch_size", batch_size)
     assert (code, found["rewards"]["counting"]["failed"]) == (1, 1)
     assert [failure["row"] for failure in found["rewards"]["counting"]["failures"]] == failures
@@ -243,7 +243,7 @@ def test_csv_parquet_and_json_give_the_same_report(report, ending):
     assert (code, found["rewards"]["exact"]["mean"]) == (0, pytest.approx(2 / 3))
 
 
-def test_what_a_run_has_logged_is_scored_again(here, report, capsys, tokenizer, settings):
+def test_logged_completions_are_scored_again(here, report, capsys, tokenizer, settings):
     """TRL's own files: the rewards in them, and their columns from the dataset; then the samples of an evaluation."""
     from datasets import Dataset
 

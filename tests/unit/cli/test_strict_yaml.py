@@ -68,7 +68,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1
     ids=lambda value: value.strip()[:30],
 )
 @pytest.mark.parametrize("key", ["run_name", "generation_kwargs", "env"])
-def test_what_cannot_be_a_value_is_one_line(key, value, tmp_path, capsys):
+def test_an_impossible_value_is_one_error_line(key, value, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"{key}: {value}\n")
     assert main(["train", "--config", str(recipe)]) == 2

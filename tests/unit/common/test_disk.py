@@ -90,7 +90,7 @@ def full_at(name, save):
     return saves
 
 
-def test_nothing_is_called_saved_that_is_not(build, tmp_path, monkeypatch):
+def test_a_failed_write_is_not_called_saved(build, tmp_path, monkeypatch):
     trainer = build()
     monkeypatch.setattr(torch, "save", full_at("training_args.bin", torch.save))
     with pytest.raises(

@@ -41,7 +41,7 @@ def test_a_file_is_replaced_whole_with_its_permissions(here):
     assert sorted(os.listdir(here)) == ["out.jsonl", "rows.jsonl"]
 
 
-def test_what_is_put_where_the_part_is_written_is_not_followed(here):
+def test_a_link_in_place_of_the_partial_file_is_not_followed(here):
     (here / "victim").write_text("mine")
     part = here / f"_out.{os.getpid()}-{threading.get_native_id()}"
     part.symlink_to("victim")
@@ -307,7 +307,7 @@ def test_a_training_of_a_process_reward_model_does_too(here, saved_model, monkey
     assert sorted(path.name for path in Path("prm").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-notes"]
 
 
-def test_what_stands_beside_an_output_is_not_replaced(here, saved_model, capfd):
+def test_files_beside_an_output_are_not_replaced(here, saved_model, capfd):
     (here / "found.search.json").write_text('{"mine": 1}')
     argv = ["search", "--model", saved_model, "--dataset_name", "rows.jsonl", "--strategy", "best_of_n"]
     argv += ["--reward_funcs", "math_reward", "--budget_tokens", "4", "--max_completion_length", "2"]

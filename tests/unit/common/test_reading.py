@@ -26,7 +26,7 @@ def test_whatever_a_library_raises_is_one_error(error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), InputError("a", "b", "c", "d")])
-def test_what_is_no_problem_of_the_input_passes(error):
+def test_errors_that_are_not_of_the_input_pass(error):
     with pytest.raises(type(error)) as caught, reading("--data", "a.csv", "rows"):
         raise error
     assert caught.value is error
@@ -152,7 +152,7 @@ def test_the_working_directory_is_put_back(tmp_path, monkeypatch, caplog):
     assert "reward f changed the working directory" in caplog.text
 
 
-def test_what_torch_cannot_load_is_one_error(tmp_path):
+def test_an_unreadable_torch_file_is_one_error(tmp_path):
     import torch
 
     (tmp_path / "optimizer.pt").write_bytes(b"junk" * 100)

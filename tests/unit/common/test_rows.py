@@ -75,7 +75,7 @@ def test_a_stream_is_read_to_a_bound_and_can_be_read_again(monkeypatch):
     assert [row["prompt"] for row in shuffled] == before
 
 
-def test_what_a_generator_makes_is_not_read():
+def test_a_generator_is_not_consumed():
     source = iter([{"prompt": "a"}, {"prompt": None}])
     stream = IterableDataset.from_generator(lambda: source)
     check_prompt_values(stream.map(lambda row: row), "prompt")

@@ -56,7 +56,7 @@ def test_credentials_in_texts_are_scrubbed(text):
         *("mine.py:score", "at 10:30 mail a@b.c", "{isolate: mine.py:score}"),
     ],
 )
-def test_what_holds_no_secret_stays(text):
+def test_text_without_a_secret_stays(text):
     assert without_credentials(text) == text
 
 

@@ -126,7 +126,7 @@ def test_a_share_of_warmup_steps_keeps_its_former_name():
         ("steps_per_generation", 2, "generation_batch_size: got 8, computed when"),
     ],
 )
-def test_what_is_assigned_later_is_refused_where_the_trainer_takes_it(field, value, message):
+def test_later_assignments_are_refused_by_the_trainer(field, value, message):
     config = DrGRPOConfig(use_cpu=True)
     setattr(config, field, value)
     with pytest.raises(InputError) as error:
@@ -222,7 +222,7 @@ class TestFromGRPOConfig:
         DrGRPOConfig.from_grpo_config(original)
         assert (original.loss_type, original.scale_rewards) == ("dapo", "group")
 
-    def test_what_was_chosen_against_dr_grpo_is_refused(self):
+    def test_choices_against_dr_grpo_are_refused(self):
         with pytest.raises(ValueError, match="^loss_type: got 'grpo'"):
             DrGRPOConfig.from_grpo_config(GRPOConfig(loss_type="grpo", **self.plain))
         with pytest.raises(ValueError, match="^scale_rewards: got 'batch'"):
@@ -252,7 +252,7 @@ def test_rloo_is_leave_one_out():
     assert DrGRPOConfig(use_cpu=True, advantage_baseline="rloo").advantage_baseline == "leave_one_out"
 
 
-def test_nothing_is_deprecated_about_what_trl_sets():
+def test_values_that_trl_sets_warn_of_no_deprecation():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         drop_notices()
@@ -265,7 +265,7 @@ def args(metric, greater_is_better=True):
     return SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater_is_better)
 
 
-def test_what_an_evaluation_may_have_is_taken():
+def test_settings_of_evaluations_are_accepted():
     taken = """eval_reward reward eval_rewards/accuracy_reward/mean eval_process_rewards/accuracy_reward/mean
         eval_drgrpo/pass_rate eval_completions/mean_length eval_accuracy"""
     for metric in (None, *taken.split()):

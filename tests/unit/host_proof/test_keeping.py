@@ -239,7 +239,7 @@ def test_a_wrong_gradient_refuses_and_says_what_to_do(proven, trainer):
 
 
 @pytest.mark.parametrize("name", ["upstream", MERGED])
-def test_what_no_setting_avoids_is_refused_with_every_setting(name, proven, trainer):
+def test_a_fault_that_no_setting_avoids_is_refused_with_every_setting(name, proven, trainer):
     proven(differences=RIGHT | {name: 0.5, "exact": 0.5})
     for micro_batching in ("exact", "upstream"):
         with pytest.raises(UpstreamError, match="on a tiny model; expected at most 1e-03"):

@@ -48,7 +48,7 @@ def test_a_causal_model_does_not_say_which_format_it_has(saved_model):
         resolve_reward({"prm": saved_model}, "step_reward_funcs")
 
 
-def test_nothing_loads_before_the_first_step(tmp_path):
+def test_no_scorer_loads_before_the_first_step(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     named = resolve_reward({"math_shepherd_prm": str(tmp_path)}, "step_reward_funcs")  # no weights there
     with pytest.raises(InputError, match="math|model|tokenizer"):
@@ -67,6 +67,6 @@ def test_nothing_loads_before_the_first_step(tmp_path):
         ("step_judge", {"model": "m", "base_url": "here"}, "step_judge.base_url: got an address of another form"),
     ],
 )
-def test_what_can_be_known_is_said_before_anything_loads(name, options, message):
+def test_faults_of_a_scorer_are_found_before_it_loads(name, options, message):
     with pytest.raises(InputError, match=message):
         resolve_reward({name: options}, "step_reward_funcs")

@@ -202,7 +202,7 @@ def test_a_separator_with_a_space_takes_the_next_word_along_and_a_sentence_does_
 
 
 @pytest.mark.parametrize("steps", SENTENCES, ids=lambda steps: steps[0][:20])
-def test_what_follows_does_not_move_the_end_of_a_sentence(steps, tokenizer):
+def test_later_text_does_not_move_the_end_of_a_sentence(steps, tokenizer):
     ids, segmenter = tokenizer.encode("".join(steps)), step_segmenter("sentence")
     ends = segmenter(ids, tokenizer).ends
     for cut in range(1, len(ids)):

@@ -169,7 +169,7 @@ def test_batched_equals_one_by_one_and_any_batch(make):
     close(make(batch_size=2)(PROMPTS[::-1], steps=STEPS[::-1])[::-1], alone)
 
 
-def test_what_trails_a_step_does_not_matter(make):
+def test_whitespace_behind_a_step_does_not_matter(make):
     scorer = make()
     bare = scorer(PROMPTS, steps=CLEAN)
     assert scorer(PROMPTS, steps=STEPS) == bare
@@ -375,7 +375,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
-def test_what_does_not_fit_the_format_is_refused(kind, options, message):
+def test_a_checkpoint_of_another_format_is_refused(kind, options, message):
     with pytest.raises(InputError, match=message):
         SCORERS[kind](**options)
 

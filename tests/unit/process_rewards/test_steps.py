@@ -426,7 +426,7 @@ def test_steps_are_what_was_joined(tokenizer, stretches, breaks, leading, traili
         (PIECES, "\n", ["▁a", "<0x0A>"], (["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"], ["<0xF0>", "<0x9F>"])),
     ],
 )
-def test_what_is_written_next_decides_nothing(tokenizer, spec, tokens, others):
+def test_later_tokens_do_not_move_the_end_of_a_step(tokenizer, spec, tokens, others):
     segmenter = step_segmenter(spec)
     ends = []
     for more in others:

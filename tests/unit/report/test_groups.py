@@ -155,7 +155,7 @@ def test_a_long_branch_keeps_its_place_in_the_tree():
 
 
 @pytest.mark.parametrize("forks", [None, 2, [], [2, 1], [2, "2"], [True, 2], [3], [2, 2, 2, 2]])
-def test_what_says_no_tree_is_shown_flat(forks):
+def test_groups_without_a_tree_are_shown_flat(forks):
     line = copy.deepcopy(forked_line(3, forks=forks))
     if forks is None:
         del line["forks"]  # as runs of 0.1 and 0.2 have it

@@ -68,7 +68,7 @@ def test_garbage_lines_and_torn_groups_are_counted(folder):
     assert len(looked_at(run)) == run.completions.groups == 3  # that it is broken is seen when it is read
 
 
-def test_what_a_resumed_run_did_again_is_left_out(tmp_path):
+def test_steps_repeated_by_a_resumed_run_are_left_out(tmp_path):
     folder = write_run_log(tmp_path / "run", steps=10, every=2)
     log = folder / "_drgrpo"
     starts = [{"time": START, "step": 0}, {"time": START + 1000, "step": 6}]
@@ -187,12 +187,12 @@ def test_any_bytes_are_survived(tmp_path_factory, content):
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=4), st.integers(0, 60))
-def test_nothing_of_the_last_start_is_superseded(starts, step):
+def test_steps_of_the_last_start_are_never_superseded(starts, step):
     assert not Starts(starts).superseded(step, max(time for time, _ in starts))
     assert not Starts(starts).superseded(step, None)
 
 
-def test_what_the_run_log_writes_is_indexed_without_being_parsed(tmp_path, monkeypatch):
+def test_lines_of_the_run_log_are_indexed_without_parsing(tmp_path, monkeypatch):
     log = RunLog(tmp_path)
     log.start(0, {}, {})
     groups = [

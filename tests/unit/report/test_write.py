@@ -70,7 +70,7 @@ HELP = "from trl_drgrpo.cli.main import main\ntry: main(['report', '--help'])\ne
     ("code", "heavy"),
     [(HELP, ("torch", "trl", "transformers", "jinja2", "matplotlib", "pyarrow")), (REPORT, ("torch", "trl"))],
 )
-def test_nothing_heavy_is_loaded(runs, tmp_path, code, heavy):
+def test_the_report_loads_no_heavy_library(runs, tmp_path, code, heavy):
     assert loaded_after(code.format(str(runs[0]), str(tmp_path / "x")), heavy) == []
 
 
@@ -121,7 +121,7 @@ def test_levels_of_runs_of_different_lengths_are_over_as_many_steps(tmp_path):
     assert '<th scope="col" class="num">end</th>' not in one
 
 
-def test_what_the_curriculum_keeps_is_part_of_the_difficulty():
+def test_the_difficulty_counts_the_curriculum():
     curves = {
         "difficulty/groups_frac/0-25": Curve([1, 2], [1.0, 1.0]),
         "sampling/keep_probability/0-25": Curve([1, 2], [0.2, 0.4]),

@@ -62,7 +62,7 @@ async def equal_later(data_source, solution_str, ground_truth, extra_info=None):
         ([], None),
     ],
 )
-def test_what_a_verl_function_may_return(result, reward):
+def test_return_values_of_verl_functions(result, reward):
     adapted = adapters.from_verl(lambda **kwargs: result)
     assert adapted(completions=["c"], data_source=["s"], ground_truth=["g"]) == [reward]
 

@@ -289,7 +289,7 @@ def test_the_adapters_that_are_named_are_there():
         assert REWARDS[adapter.removeprefix("from_")].factory is getattr(rewards, adapter)
 
 
-def test_what_a_reward_says_of_a_row_is_passed_on():
+def test_complaints_of_a_reward_about_a_row_are_passed_on():
     said = "column 'answer' holds 'x', which is not one number"
     for reward in (numeric_reward, isolate(numeric_reward), checked_reward(numeric_reward)):
         assert ask(reward, "check_row", answer="x") == said

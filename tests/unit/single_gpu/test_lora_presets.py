@@ -92,7 +92,7 @@ def test_on_an_accelerator_bfloat16_and_the_paged_optimizer(monkeypatch):
     assert preset_values("qlora", {})["dtype"] == "float32"
 
 
-def test_what_is_saved_is_plain_lora(tmp_path, model):
+def test_saved_adapters_are_plain_lora(tmp_path, model):
     config = lora_preset("qlora", r=2)
     assert isinstance(config.quantization_config, BitsAndBytesConfig)
     get_peft_model(model, config).save_pretrained(tmp_path)

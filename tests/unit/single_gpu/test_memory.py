@@ -53,7 +53,7 @@ def test_amounts_are_read_as_people_write_them(text, size):
 
 
 @pytest.mark.parametrize("text", ["0", "0GB", "-3GB", "lots", "", "24XB", "nan", "inf", "1e400GB", "GB"])
-def test_what_is_no_amount_is_refused(text):
+def test_text_that_is_no_amount_is_refused(text):
     with pytest.raises(InputError, match="--memory: got .*; expected an amount above zero"):
         parse_memory(text)
 
@@ -375,7 +375,7 @@ def test_checkpoints_of_every_other_layer():
     assert all_layers < every_other < none
 
 
-def test_what_costs_time_alone_is_proposed_last():
+def test_remedies_that_cost_time_alone_are_proposed_last():
     lengths = {"prompt": 64, "completion": 2048, "batch": 1, "accumulation": 32, "steps_per_generation": 32}
     setup = Setup(dtype="bfloat16", adapter=Adapter(8, "all-linear"), **lengths)
     planner = Planner(qwen(layers=40), setup)
@@ -405,7 +405,7 @@ def test_tied_embeddings_count_once():
     assert isinstance(Skeleton(qwen(), Setup()).head, nn.Linear)
 
 
-def test_what_an_op_gave_before_is_what_it_gives():
+def test_repeated_operations_have_the_same_size():
     """On the meta device results are remembered: bytes must be those of every op run for itself."""
 
     def peaks(device):
@@ -548,7 +548,7 @@ def test_states_take_in_the_plan_what_they_take_in_a_cache(family, tokenizer):
     assert planned == sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
 
-def test_what_cannot_be_run_without_weights_is_one_error(tokenizer, monkeypatch):
+def test_a_model_that_cannot_run_without_weights_is_one_error(tokenizer, monkeypatch):
     config = tiny("Llama", tokenizer).config
     monkeypatch.setattr(transformers.LlamaModel, "forward", lambda *args, **kwargs: torch.tensor(1)[3])
     setup = from_keys(SHORT, 8, "cpu")

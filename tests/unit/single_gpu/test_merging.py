@@ -128,7 +128,7 @@ TIED = [
 
 
 @pytest.mark.parametrize("changes", TIED, ids=["head", "embeddings", "adapted embeddings"])
-def test_what_unties_tied_embeddings_is_either_right_or_refused(tokenizer, tmp_path, changes):
+def test_merges_that_untie_embeddings_are_right_or_refused(tokenizer, tmp_path, changes):
     base = save_base(tmp_path / "base", tokenizer, tie_word_embeddings=True)
     adapter = save_adapter(base, tmp_path / "a", **changes)
     try:

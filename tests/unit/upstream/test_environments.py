@@ -61,7 +61,7 @@ mixed = iter([Game, Rewarding])
         ({"a": Game, "b": None}, "environment_factory: got NoneType for 'b'; expected a class or a function"),
     ],
 )
-def test_what_makes_no_environment_is_refused(factory, message):
+def test_a_factory_that_makes_no_environment_is_refused(factory, message):
     with pytest.raises(InputError, match=f"^{message}"):
         EnvironmentTurns(factory)
 

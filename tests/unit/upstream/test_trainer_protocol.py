@@ -48,7 +48,7 @@ def test_features_reach_for_nothing_else():
     assert {name: place for name, place in used().items() if name not in MEMBERS} == {}
 
 
-def test_nothing_is_listed_that_no_feature_asks_for():
+def test_the_protocol_lists_no_member_that_features_do_not_use():
     assert sorted(MEMBERS - set(used())) == []
 
 

@@ -66,7 +66,7 @@ def assert_read_as_merged_by_peft(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
-def test_what_is_read_is_pefts_merge_and_the_model_is_as_before(options, dtype, tokenizer):
+def test_merged_weights_are_pefts_and_the_model_stays_as_it_was(options, dtype, tokenizer):
     assert_read_as_merged_by_peft(adapted(tokenizer, dtype, **options))
 
 

@@ -167,5 +167,5 @@ HIGHER, BOTH = {"epsilon_high": 0.28}, {"epsilon": 0.1, "delta": 2.0}
         ({**HIGHER, "steps_per_generation": 8}, []),
     ],
 )
-def test_what_is_said_of_the_first_loss(run, said):
+def test_messages_about_the_first_loss(run, said):
     assert [remark[: len(start)] for remark, start in zip(remarks(**run), said, strict=True)] == said

@@ -234,7 +234,7 @@ def test_rows_of_one_length_are_in_one_quarter_whatever_their_order():
     assert weight_statistics(weights[::-1], lengths[::-1]) == {QUARTERS[0]: 0.5, QUARTERS[2]: 0.5}
 
 
-def test_nothing_is_known_where_nothing_is_trained_on():
+def test_statistics_without_trained_tokens_are_left_out():
     assert weight_statistics([math.nan] * 4, [1, 2, 3, 4], [True] * 4) == {}
     assert weight_statistics([], []) == {}
 
@@ -250,7 +250,7 @@ def test_golden_statistics():
     )
 
 
-def test_what_is_not_defined_is_left_out():
+def test_undefined_statistics_are_left_out():
     for outcomes in ([1.0, 1.0], [None, 1.0], [math.nan, 0.0]):
         assert "process/outcome_correlation" not in step_statistics([[0.0], [1.0]], outcomes)
     assert step_statistics([[], []], [0.0, 1.0]) == {}

@@ -219,7 +219,7 @@ def test_steps_that_generate_nothing_are_not_counted_and_the_message_says_so():
     assert "over the last 157 optimizer steps" in generates.text
 
 
-def test_what_is_in_logs_only_is_judged_by_at_least_three_logs():
+def test_warnings_from_logs_need_three_logs():
     series = {"grad_norm": [0.0] * 40, "learning_rate": [1e-5] * 40, "drgrpo__dead_groups_frac": [0.5] * 40}
     sparse = Told(logging_steps=10).feed(**series)
     assert sparse.warnings[0][:2] == (30, "nothing_moves")

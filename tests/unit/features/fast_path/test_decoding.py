@@ -651,7 +651,7 @@ def test_the_first_step_is_compared_and_the_tokens_show_mutants(tokenizer, mutan
     assert bool(re.match("its logits differ by", why_not(model) or "")) == compared
 
 
-def test_what_transformers_held_of_the_prompts_is_freed(model):
+def test_the_cache_of_the_prompts_is_freed(model):
     caches = []
     hook = model.register_forward_pre_hook(lambda module, args, kwargs: caches.append(kwargs[CACHE]), with_kwargs=True)
     generate(model, MIXED, max_new_tokens=4)

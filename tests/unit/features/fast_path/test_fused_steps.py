@@ -282,7 +282,7 @@ class OtherNorm(nn.Module):
     ("family", "norms", "rotates"),
     [("Llama", 5, True), ("Qwen3", 9, True), ("Gemma2", 9, True), ("Cohere2", 0, False), ("GPT2", 0, None)],
 )
-def test_what_torch_has_is_found_by_comparison(tokenizer, family, norms, rotates, monkeypatch):
+def test_fused_operations_of_torch_are_found_by_comparison(tokenizer, family, norms, rotates, monkeypatch):
     rotations = []
     original = fused_layers.Rotation.__init__
 
@@ -299,7 +299,7 @@ def test_what_torch_has_is_found_by_comparison(tokenizer, family, norms, rotates
     assert (speed.facts()["fused layers"] == "yes") == bool(norms or rotates)
 
 
-def test_what_is_no_rms_norm_stays(tokenizer, caplog):
+def test_layers_that_are_no_rms_norm_stay(tokenizer, caplog):
     model = tiny("Llama", tokenizer)
     model.model.norm = OtherNorm(model.model.norm.weight)
     model.model.layers[0].input_layernorm.variance_epsilon = 1e-3  # a number of its own is found

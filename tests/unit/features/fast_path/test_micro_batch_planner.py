@@ -91,7 +91,7 @@ def test_many_rows_take_few_passes_over_them(monkeypatch):
     assert 0 < len(passes) < 50  # each takes time in proportion to the rows
 
 
-def test_nothing_live_is_an_empty_plan():
+def test_a_batch_without_live_groups_has_an_empty_plan():
     assert plan_window([Row("a", 3, 5, live=False), Row("a", 3, 0)], 2, Budget(1, 8)) == []
 
 

@@ -141,7 +141,7 @@ def test_a_pack_without_branches_needs_no_mask_and_rows_in_no_pack_get_zeros(mod
 
 
 @pytest.mark.parametrize("completions", [True, False])  # in lockstep a rank may have nothing left to run
-def test_nothing_to_run_gives_gradients_of_zero_not_none(completions, model):
+def test_an_empty_pack_gives_gradients_of_zero_not_none(completions, model):
     ids, mask = padded()
     if not completions:
         mask[:, 6:] = 0

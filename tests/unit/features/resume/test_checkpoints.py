@@ -306,7 +306,7 @@ OTHERS = (
 )
 
 
-def test_what_is_called_like_a_checkpoint_is_left_alone(tmp_path, caplog):
+def test_other_folders_named_like_checkpoints_are_left_alone(tmp_path, caplog):
     for name in OTHERS:
         (tmp_path / name).mkdir()
     for step in (1, 2):
@@ -347,7 +347,7 @@ def test_a_linked_checkpoint_that_is_the_oldest(linked):
     assert why_incomplete(theirs) == ""
 
 
-def test_nothing_is_written_through_a_link(linked):
+def test_no_checkpoint_is_written_through_a_link(linked):
     theirs, ours = linked
     begin_checkpoint(ours / "checkpoint-3")
     assert why_incomplete(theirs) == ""

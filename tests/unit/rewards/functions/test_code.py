@@ -176,7 +176,7 @@ def test_programs_may_use_it_too():
 
 
 @pytest.mark.parametrize("name", ["add", "gcd", "deque", "sum"])
-def test_what_graders_import_is_no_answer(name):
+def test_imports_of_graders_are_no_answer(name):
     for tests in (f"from solution import {name}\nassert {name}", f"import solution\nassert solution.{name}"):
         assert scored("y = 1", tests) == 0.0
     setup = f"def of_setup(): return {name}"
@@ -612,7 +612,7 @@ RETURNED = {
         "assert f(3)(Own()) == 1",
     ],
 )
-def test_what_a_completion_returns_makes_no_test_unscorable(tests):
+def test_return_values_of_a_completion_make_no_test_unscorable(tests):
     setup = "class Own: pass"
     rewards = dict(zip(RETURNED, graded(RETURNED.values(), [tests], setup, entry_point="f"), strict=True))
     assert set(rewards.values()) == {0.0}, rewards
@@ -631,7 +631,7 @@ def test_a_slice_is_plain_data():
     assert graded([code], ["assert f(0)[:2] == [1, 2] and f(0)[::-1] == [3, 2, 1]", "assert f(0)[2] == 3"]) == [1.0]
 
 
-def test_what_ends_its_process_makes_no_later_test_broken():
+def test_a_completion_that_ends_its_process_breaks_no_later_test():
     later = "try:\n    for item in x:\n        assert item == 1\nexcept NameError: pass"
     codes = ["def f(x): return [1]", "import os\ndef f(x): os._exit(0)"]
     assert graded(codes, ["x = f(1)\nassert x == [1]", later], entry_point="f", partial=True) == [1.0, 0.0]
@@ -650,7 +650,7 @@ def test_it_is_a_reward_function_of_trl():
     check_columns(CodeReward("a", "b", "c"), ["prompt", "a", "b", "c"], "code")
 
 
-def test_nothing_starts_before_the_first_call(monkeypatch, tmp_path):
+def test_no_sandbox_starts_before_the_first_call(monkeypatch, tmp_path):
     (tmp_path / "bwrap").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -850,7 +850,7 @@ def test_special_values_cross():
     assert str(across(-0.0)) == "-0.0"
 
 
-def test_what_derives_from_plain_data_arrives_as_such():
+def test_subclasses_of_plain_data_arrive_as_plain_data():
     numpy = pytest.importorskip("numpy")
     Point = namedtuple("Point", "x y")
     values = [OrderedDict(a=1), Counter("aab"), IntEnum("E", "A B").B, numpy.float32(0.5), numpy.int64(3)]
@@ -868,7 +868,7 @@ def test_what_derives_from_plain_data_arrives_as_such():
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]\n", b"3\n", b"{}", b"[" * 10**5 + b"\n", b"\xff\n"])
-def test_what_is_no_message_is_an_end(line):
+def test_an_unreadable_line_ends_the_stream(line):
     with pytest.raises(EOFError):
         wire.receive(io.BytesIO(line))
 

@@ -198,7 +198,7 @@ class TestIsolate:
         isolated = cloudpickle.loads(cloudpickle.dumps(isolate(same, **QUICK)))
         assert isolated(completions=["a", "b"], answer=["a", "a"]) == [1.0, 0.0]
 
-    def test_what_is_logged_in_workers_is_logged_here(self, metrics):
+    def test_metrics_of_workers_are_logged_in_the_parent(self, metrics):
         def logs(completions, log_metric, log_extra, **kwargs):
             log_metric("rewards/logs/length", len(completions[0]))
             if completions[0] != "quiet":
@@ -244,7 +244,7 @@ class TestIsolate:
         assert checked(completions=[1, "exit status 3", 2, 3], log_metric=metrics) == [1.0, None, 2.0, 3.0]
         assert metrics == [("rewards/act/failed_frac", 0.25)]
 
-    def test_what_no_other_process_can_have_is_an_error_at_once(self):
+    def test_a_reward_that_cannot_be_sent_to_a_worker_is_refused_at_once(self):
         lock = threading.Lock()
 
         def guarded(completions, **kwargs):
@@ -405,7 +405,7 @@ class TestScripts:
             assert leaves_nothing(folder, process)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-    def test_nothing_outlives_a_script_that_is_ended_from_outside(self, tmp_path, number):
+    def test_no_worker_outlives_a_script_that_is_ended_from_outside(self, tmp_path, number):
         rest = 'isolated(completions=["hang", "hang"])'
         process = start(tmp_path, rest)
         assert [process.stdout.readline() for _ in range(2)] == ["the script runs\n", "[2.0, 4.0, 6.0]\n"]

@@ -361,7 +361,7 @@ def scribble(text):
     ],
     ids=repr,
 )
-def test_what_a_reward_writes_to_its_channel_costs_its_row_only(new_pool, text):
+def test_writes_to_the_channel_of_a_worker_cost_one_row(new_pool, text):
     pool = new_pool(timeout=2.0, workers=1)
     function = pickle.dumps(scribble)
     pool.run(function, calls(*range(8)))  # quick calls travel in chunks from here on

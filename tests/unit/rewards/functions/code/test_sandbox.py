@@ -183,7 +183,7 @@ def test_endless_output_is_cut_off():
 
 
 @needs_bwrap
-def test_nothing_outside_can_be_read_or_written(tmp_path, monkeypatch):
+def test_code_in_the_sandbox_reads_and_writes_no_file_of_the_host(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_DRGRPO_CANARY", "feather")
     canary = tmp_path / "canary"
     canary.write_text("feather")
@@ -259,7 +259,7 @@ def test_no_socket_reaches_a_server(tmp_path):
 
 
 @needs_bwrap
-def test_nothing_outside_can_be_killed():
+def test_code_in_the_sandbox_kills_no_process_of_the_host():
     bystander = subprocess.Popen(["sleep", "60"])
     kills = ["os.kill(1, 9)", "os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(1, 9)"]
     kills += [f"os.kill({pid}, 9)" for pid in (os.getpid(), bystander.pid)]
