@@ -180,7 +180,7 @@ def test_the_evidence_quotes_the_check_of_the_credit():
     assert found["passed"] is True
     exact = [case["difference"] for case in found["credit"] if not case["control"]]
     controls = [case["difference"] for case in found["credit"] if case["control"]]
-    assert f"at most {max(exact):.1e}. Credit as published elsewhere is off by" in row
+    assert f"at most {max(exact):.1e}. Published alternatives are off by" in row
     assert f"off by {min(controls):.0%} to {max(controls):.0%}" in row
 
 

@@ -138,13 +138,24 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
     if costs.share_prompts:
         most = max(shape.tokens for shape in shapes)
         longest = {shape for shape in shapes if shape.tokens == most}
-        shapes = (shapes - longest) | {_widest_mask(shape, setup, costs) for shape in longest}
+        tokens = max(most, _tokens_of_fitting_packs(setup, rows))
+        shapes = (shapes - longest) | {_widest_mask(shape, tokens, setup, costs) for shape in longest}
     return tuple(sorted(candidate for candidate in shapes if not any(shape.exceeds(candidate) for shape in shapes)))
 
 
-def _widest_mask(shape: Shape, setup: Setup, costs: Costs) -> Shape:
-    """Return the same tokens with the largest mask that any packs of them need, as with forks or other lengths."""
-    tokens = shape.tokens
+def _tokens_of_fitting_packs(setup: Setup, rows: int) -> int:
+    """Return the tokens of a micro-batch that packs happen to fill, 0 where the rows are too few for that.
+
+    Two groups can do it: the width of a pack is anything between a prompt and its whole group, so some lengths let
+    two packs stand side by side without a gap. So can one group that is too wide for a micro-batch.
+    """
+    widest_pack = setup.prompt + rows * max(setup.completion - 1, 0)
+    tokens = setup.batch * setup.width
+    return tokens if rows > setup.group or widest_pack >= tokens else 0
+
+
+def _widest_mask(shape: Shape, tokens: int, setup: Setup, costs: Costs) -> Shape:
+    """Return so many tokens with the largest mask that any packs of them need, as with forks or other lengths."""
     budget = Budget(setup.batch, setup.width)
     most = costs.most_pairs(budget)
     # A pack is no wider than a prompt with its whole group, nor than its own pairs of tokens allow.
