@@ -144,14 +144,13 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
 
 
 def _tokens_of_fitting_packs(setup: Setup, rows: int) -> int:
-    """Return the tokens of a micro-batch that packs happen to fill, 0 where the rows are too few for that.
+    """Return the most tokens that one pack per group brings to a micro-batch, or that fit into it.
 
-    Two groups can do it: the width of a pack is anything between a prompt and its whole group, so some lengths let
-    two packs stand side by side without a gap. So can one group that is too wide for a micro-batch.
+    A pack may have any width between a prompt and its whole group, so some lengths fill a micro-batch without a gap.
     """
-    widest_pack = setup.prompt + rows * max(setup.completion - 1, 0)
-    tokens = setup.batch * setup.width
-    return tokens if rows > setup.group or widest_pack >= tokens else 0
+    groups = -(-rows // setup.group)
+    whole_group = setup.prompt + setup.group * max(setup.completion - 1, 0)
+    return min(setup.batch * setup.width, groups * whole_group)
 
 
 def _widest_mask(shape: Shape, tokens: int, setup: Setup, costs: Costs) -> Shape:
