@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.upstream.description import DescribingFeature
 
@@ -67,25 +66,11 @@ class MovementWatch(DescribingFeature):
             self._is_logged = True
             logs["drgrpo/moved_frac"] = min(self.shares.values())
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: torch.nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
         self._samples = [] if self.shares or model is None else _sample(model, self.elements)
         self._signal_steps = 0
 
-    def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: torch.optim.Optimizer | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs) -> None:
         """Note which elements have a gradient in a step that is about to be taken."""
         if not self._samples or optimizer is None:
             return
@@ -100,9 +85,7 @@ class MovementWatch(DescribingFeature):
                 sample.touched |= touched
         self._signal_steps += had_signal
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         if self._samples and self._signal_steps >= self.steps:
             self.shares = _shares(self._samples)
             self._samples = []

@@ -18,8 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerState
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
 
@@ -64,9 +63,7 @@ class ProgressCallback(DescribingCallback):
         self._last_log_line = -math.inf
         self._first_step = self._last_step_printed = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Start the bar, on a terminal."""
         self._began = self._last_line = self._last_step_end = self._clock()
         self._last_log_line = -math.inf
@@ -86,37 +83,24 @@ class ProgressCallback(DescribingCallback):
             )
             self._bar.start()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
         """Say that the training begins: the first step may take minutes."""
         if state.is_world_process_zero and state.global_step == self._first_step:
             self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         """Move the bar on."""
         self._last_step_end = self._clock()
         self._move(state)
 
-    def on_step_numbers(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, numbers: dict[str, float]
-    ) -> None:
+    def on_step_numbers(self, args, state, control, numbers) -> None:
         """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
         self._status = status_line(numbers)
         self._move(state)
         if not control.should_log and self._is_due(state, is_logged=False):
             self._print_step(state, numbers)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: DataLoader | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs) -> None:
         """Move the bar of an evaluation, or say in a line how far it is."""
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
@@ -130,23 +114,14 @@ class ProgressCallback(DescribingCallback):
             left = self._time_left(self._last_step_end, self._evaluated, total)
             self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{left}")
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
         """Take the bar of an evaluation away."""
         self._evaluated = 0
         if self._bar is not None and self._evaluation is not None:
             self._bar.remove_task(self._evaluation)
         self._evaluation = None
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
@@ -163,9 +138,7 @@ class ProgressCallback(DescribingCallback):
             self._last_log_line = self._clock()
             self._print_step(state, logs)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs) -> None:
         """Stop the bar."""
         self.close()
 

@@ -16,10 +16,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.common.finite import first_not_finite, has_no_distribution
@@ -53,9 +52,7 @@ class DivergenceGuard(Feature):
         self._began_at = 0  # optimizer steps of the checkpoint that the run goes on from
         self._advantages: torch.Tensor | None = None  # of this rank's newest generation batch
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Refuse weights that were not finite before this run took a step."""
         self._began_at = state.global_step
         name = self._broken_weight() or self._broken_moment()
@@ -110,9 +107,7 @@ class DivergenceGuard(Feature):
         if self._on_any_rank(self._broken_moment()):
             raise self._diverged("the state of the optimizer is NaN or infinite")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs) -> None:
         self._refuse_broken_weights()  # nothing may have been saved
 
     def _refuse_broken_weights(self) -> None:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
@@ -167,9 +166,7 @@ class Resume(Feature):
                     )
                 raise
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Begin: everything is loaded, and the first step comes next."""
         settings = self.trainer.args
         if settings.overwrite_output_dir and not self._has_begun and settings.should_save:
@@ -181,23 +178,17 @@ class Resume(Feature):
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         self._note_boundary()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
         if (self.trainer.state.epoch or 0) % 1:  # at 0, `on_epoch_begin` did, before the data loader drew its seed
             self._note_boundary()
         if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
             raise Terminated
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         self._note_boundary()  # an evaluation that fails must not count as part of the step
 
     def _note_boundary(self) -> None:
