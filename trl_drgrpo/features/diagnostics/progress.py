@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from transformers import PrinterCallback, Trainer, TrainerState
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
@@ -55,8 +54,8 @@ class ProgressCallback(DescribingCallback):
         self.every_steps = every_steps
         self._clock = clock
         self._bar: Progress | None = None
-        self._training: Any = None  # the bar's first task
-        self._evaluation: Any = None  # its second one, while an evaluation runs
+        self._training = TaskID(0)  # the bar's first task
+        self._evaluation: TaskID | None = None  # its second one, while an evaluation runs
         self._evaluated = 0  # batches of the evaluation that is running
         self._status = ""
         self._began = self._last_line = self._last_step_end = clock()
@@ -69,15 +68,14 @@ class ProgressCallback(DescribingCallback):
         self._last_log_line = -math.inf
         self._first_step = state.global_step
         if state.is_world_process_zero and not args.disable_tqdm and self.console.is_terminal:
-            status = TextColumn("{task.fields[status]}")
-            columns = [
+            self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                status,
-            ]
-            self._bar = Progress(*columns, console=self.console)
+                TextColumn("{task.fields[status]}"),
+                console=self.console,
+            )
             self._training = self._bar.add_task(
                 "training", total=state.max_steps, completed=state.global_step, status=""
             )
@@ -129,8 +127,9 @@ class ProgressCallback(DescribingCallback):
         line = status_line(evaluation, full=True)
         if line:
             self._print(f"evaluation at step {state.global_step}  {line}")
+        # The summary at the end repeats numbers of the last step, which may have a line already.
         is_repeated = "train_runtime" in logs and self._last_step_printed == state.global_step
-        if "reward" not in logs or is_repeated:  # an evaluation, or the summary at the end
+        if "reward" not in logs or is_repeated:
             return
         self._status = status_line(logs)
         self._move(state)
@@ -149,7 +148,7 @@ class ProgressCallback(DescribingCallback):
             self._bar = None
 
     def _is_due(self, state: TrainerState, is_logged: bool) -> bool:
-        if is_logged and state.global_step >= state.max_steps:
+        if is_logged and state.global_step >= state.max_steps:  # the last line of a run is never left out
             return True
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0

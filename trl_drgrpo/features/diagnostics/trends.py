@@ -34,16 +34,18 @@ def moved(series: Sequence[float]) -> float:
     half = len(series) // 2
     if half < 4:
         return 0.0
-    difference = statistics.fmean(series[-half:]) - statistics.fmean(series[:half])
-    first, second = _centered(series[:half]), _centered(series[-half:])
+    difference = change(series)
     times = [t - (half - 1) / 2 for t in range(half)]
-    slope = math.fsum([*map(mul, times, first), *map(mul, times, second)]) / (2 * math.fsum(t * t for t in times))
+    first = _centered(series[:half])
+    second = _centered(series[-half:])
+    slope = math.fsum(map(mul, times * 2, first + second)) / (2 * math.fsum(map(mul, times, times)))
     first = [value - slope * t for t, value in zip(times, first, strict=True)]
     second = [value - slope * t for t, value in zip(times, second, strict=True)]
     total = math.fsum(value * value for value in first + second)
     if total <= 0:
         return math.copysign(math.inf, difference) if difference else 0.0
-    # No pair reaches over the middle: between the halves the mean jumps.
+    # No pair reaches over the middle: between the halves the mean jumps. rho ends at 0.9, as the estimate of a short
+    # series may come to 1, which would make the error infinite and every change disappear.
     lagged = math.fsum(before * after for before, after in [*pairwise(first), *pairwise(second)]) / total
     rho = min(max(lagged + (1 + 4 * lagged) / half, 0.0), 0.9)  # + (1 + 4 rho) / n: the bias of a short series
     variance = total / (2 * half - 3)  # less two means and one slope

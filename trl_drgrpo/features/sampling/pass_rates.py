@@ -5,6 +5,7 @@ prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ class PassRates:
         """
         for key, (rate, completions) in rates.items():
             self.counts[key] = (rate * completions, completions)
-            self.correct = self.correct + rate * completions
-            self.scored = self.scored + completions
+            self.correct += rate * completions
+            self.scored += completions
 
     def state_dict(self) -> dict[str, Any]:
         """Return the estimates, ready for JSON."""
@@ -115,7 +116,7 @@ def read_pass_rates(path: Path) -> Rates:
             key = str(row["key"])
             rate = float(row["pass_rate"])
             completions = float(row.get("completions", 8))
-            if not (0 <= rate <= 1 and 0 < completions < float("inf")):
+            if not (0 <= rate <= 1 and 0 < completions < math.inf):  # NaN is in no range
                 raise ValueError("out of range")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             got = f"{path}, line {number}: {shortened(line.strip(), 80)} ({type(error).__name__}: {error})"
