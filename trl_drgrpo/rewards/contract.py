@@ -98,7 +98,7 @@ class Guard:
     Args:
         reward_func (`Callable`): The function.
         raises (`bool`): Whether a failure is a [`RewardError`]; else the first one is logged.
-        name, kind, due (`str`): For the error: the function's name, its kind, and the result that it should return.
+        name, kind, expected (`str`): For the error: the function's name, its kind, and the result it should return.
         cost (`str`): For the log: the cost of a failure.
     """
 
@@ -106,7 +106,7 @@ class Guard:
     raises: bool
     name: str
     kind: str = "reward function"
-    due: str = "a list of rewards"
+    expected: str = "a list of rewards"
     cost: str = "the call's completions are left out of their groups. Further failures are only counted."
     has_logged: bool = False
     has_compared: bool = False
@@ -135,7 +135,7 @@ class Guard:
             if is_async(self.reward_func):
                 output = await output
             rewards = validate_rewards(output, len(rows), self.name)
-        except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
+        except (Exception, SystemExit) as error:  # a grader may call sys.exit(); KeyboardInterrupt is the user's
             failure = error
         if failure is not None:
             self.settle(failure, self._hint(failure, rows))
@@ -184,7 +184,7 @@ class Guard:
             if isinstance(error, RewardError):
                 raise error from error.__cause__
             remedy = hint or to_fix(error)
-            raise RewardError(f"{self.kind} '{self.name}'", told(error), self.due, remedy) from error
+            raise RewardError(f"{self.kind} '{self.name}'", told(error), self.expected, remedy) from error
         if not self.has_logged:
             self.has_logged = True
             message = f"{self.kind.capitalize()} '%s' failed; {self.cost} {FAILING_IS_FREE}"
@@ -203,7 +203,7 @@ class _SmallBuffer(io.BytesIO):
         return super().write(content)
 
 
-def _small_copy(function: Any) -> Any:
+def _small_copy(function: object) -> Any:
     """Return a copy of a function with all that it holds. Raises if that cannot be pickled, or is large."""
     import cloudpickle
 
@@ -321,7 +321,7 @@ def available_workers() -> int:
     return max(1, cores // max(1, processes))
 
 
-def declared(func: Any, attribute: str) -> Any:
+def declared(func: object, attribute: str) -> Any:
     """Return an attribute of a reward function, or of the one behind its partials; `None` without it.
 
     `lowest_reward` (`float`): the reward of a completion that makes it fail. `is_causal` (`bool`, step rewards):
@@ -330,21 +330,21 @@ def declared(func: Any, attribute: str) -> Any:
     return getattr(behind_partials(func), attribute, None)
 
 
-def check_on_error(on_error: Any) -> None:
+def check_on_error(on_error: object) -> None:
     """Refuse an `on_error` that is neither `"unscorable"` nor `"raise"`."""
     if not isinstance(on_error, str) or on_error not in ON_ERROR:
         remedy = '"unscorable" goes on and counts the failures, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Refuse a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
         remedy = "Set a name: metrics are called rewards/<name>/mean."
         raise InputError("name", shortened(name), "a non-empty string", remedy)
 
 
-def check_column(column: Any, field: str = "column") -> None:
+def check_column(column: object, field: str = "column") -> None:
     """Refuse a column that TRL could not pass to a reward function as one value per completion: its name is no Python
     name, or TRL uses it for something else."""
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
@@ -353,13 +353,13 @@ def check_column(column: Any, field: str = "column") -> None:
         raise InputError(field, shortened(column), "the name of a dataset column", remedy)
 
 
-def check_flag(field: str, value: Any) -> None:
+def check_flag(field: str, value: object) -> None:
     """Refuse a value that is not `True` or `False`, 0 and 1 included."""
     if not isinstance(value, bool):
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
-def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
+def validate_rewards(output: object, num_completions: int, name: str) -> list[float | None]:
     """Return the rewards as a list of finite floats and `None`. Refuses any other result.
 
     Args:

@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,7 @@ _READERS: dict[str, Callable[[Path, str], list[Row]]] = dict.fromkeys((".jsonl",
 _READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     """Tell whether a value is a text, or messages whose content is a text, parts, or nothing."""
     if not isinstance(value, list):
         return isinstance(value, str)
@@ -330,9 +330,9 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
     return unscored
 
 
-def _brief(value: Any) -> str:
-    is_shown = isinstance(value, str) and value.strip()
-    return one_line(value if is_shown else repr(value), 80)
+def _brief(value: object) -> str:
+    text = value if isinstance(value, str) and value.strip() else repr(value)
+    return one_line(text, 80)
 
 
 def one_line(text: str, longest: int) -> str:
@@ -351,14 +351,18 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     Returns:
         `list[dict]`: One per pair of graders, in order: `first`, `second`, `count` and `rows` (the first is 1).
     """
-    pairs = []
+    comparisons = []
     for first, second in itertools.combinations(graders, 2):
         rows = []
         for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
-            if (a is not b) if a is None or b is None else (abs(a - b) > tolerance):
+            if a is None or b is None:
+                differ = a is not b
+            else:
+                differ = abs(a - b) > tolerance
+            if differ:
                 rows.append(number)
-        pairs.append({"first": first, "second": second, "count": len(rows), "rows": rows})
-    return pairs
+        comparisons.append({"first": first, "second": second, "count": len(rows), "rows": rows})
+    return comparisons
 
 
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
@@ -373,5 +377,5 @@ def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str,
     }
 
 
-async def _result(awaitable: Any) -> Any:
+async def _result(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

@@ -8,7 +8,7 @@ an error and score nothing: `1 / len(completion)` is 1 for every message. A dry 
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, told
@@ -62,7 +62,8 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     if other_error is not None:
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error))
         return
-    form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
+    form = "messages" if has_messages else "texts"
+    other_form = "texts" if has_messages else "messages"
     got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
@@ -101,5 +102,5 @@ def _called(reward_func: Callable, kwargs: dict[str, Any], name: str) -> tuple[R
         return [], error
 
 
-async def _result(awaitable: Any) -> Any:
+async def _result(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

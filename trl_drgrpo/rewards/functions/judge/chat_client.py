@@ -238,7 +238,7 @@ class Session:
         return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _count(usage: Any, key: str) -> int:
+def _count(usage: object, key: str) -> int:
     value = usage.get(key) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value >= 0 else 0
 
