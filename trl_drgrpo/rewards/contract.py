@@ -5,6 +5,7 @@ in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advan
 error that names the function, or, with `on_error="unscorable"`, unscorable rows and a counter.
 """
 
+import asyncio
 import functools
 import inspect
 import io
@@ -114,6 +115,7 @@ class Guard:
     async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
         """Return the rewards of one call, by keyword or by position."""
         kwargs = _by_name(self.reward_func, args, kwargs, self.name)
+        # TRL's function for the reward of environments gets these in place of completions.
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
         failed_frac = f"rewards/{self.name}/failed_frac"
         logged: set[str] = set()
@@ -168,7 +170,7 @@ class Guard:
             return
         if len(set(map(completion_text, completions))) < 2 or not users_own(self.reward_func):
             return
-        silent = {key: _unheard for key in ("log_metric", "log_extra") if key in kwargs}
+        silent = {key: unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
             output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
             rewards_of_texts = validate_rewards(output, len(completions), self.name)
@@ -212,7 +214,7 @@ def _small_copy(function: object) -> Any:
     return cloudpickle.loads(buffer.getvalue())
 
 
-def _unheard(*args: Any) -> None:
+def unheard(*args: Any) -> None:
     """Replaces a logger in a call whose rewards are not used."""
 
 
@@ -271,6 +273,17 @@ def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise RuntimeError("a synchronous reward waits for something")
+
+
+def awaited(output: Any) -> Any:
+    """Return the result of a call where no event loop runs; of an asynchronous one, when it is done."""
+    if not inspect.isawaitable(output):
+        return output
+
+    async def result() -> Any:
+        return await output
+
+    return asyncio.run(result())
 
 
 # Workers are as many as cores: threads within each would only wait for each other, and each takes memory.

@@ -82,7 +82,7 @@ def last_boxed(text: str) -> str | None:
         elif token[0] == "{":
             opened.append(None)
         elif token[0] == "}" and opened:
-            start = opened.pop()
+            start = opened.pop()  # a box closes after the boxes in it: the outer one is the last
             if start is not None and _BLANKS.match(text, start).end() < token.start():  # pyright: ignore[reportOptionalMemberAccess]
                 last = slice(start, token.start())
     return None if last is None else text[last].strip()

@@ -10,9 +10,7 @@ a duration belong to one row. A reward that compares the completions of a group,
 more. Then the call's time is divided among its rows, and an exception fails all of them.
 """
 
-import asyncio
 import csv
-import inspect
 import io
 import itertools
 import json
@@ -20,7 +18,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,8 +27,8 @@ from typing import Any
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
-from trl_drgrpo.rewards.contract import log_number, validate_rewards
-from trl_drgrpo.rewards.texts import prompt_key
+from trl_drgrpo.rewards.contract import awaited, log_number, validate_rewards
+from trl_drgrpo.rewards.texts import one_line, prompt_key
 
 Row = dict[str, Any]
 # Columns of TRL's table beside prompt, completion and the rewards; none is a column of the dataset.
@@ -275,9 +273,7 @@ def score_rows(
         begun = time.perf_counter()
         try:
             with working_directory_kept(f"reward {name}"):
-                output = reward_func(**_keywords(batch, logged))
-                if inspect.isawaitable(output):
-                    output = asyncio.run(_result(output))
+                output = awaited(reward_func(**_keywords(batch, logged)))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # any error of a user's function is a row of the table
             if type(error) is InputError:
@@ -335,12 +331,6 @@ def _brief(value: object) -> str:
     return one_line(text, 80)
 
 
-def one_line(text: str, longest: int) -> str:
-    """Return a text on one line, cut to so many characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
     """Return the rows on which two graders differ; a row that only one of them could score counts too.
 
@@ -375,7 +365,3 @@ def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str,
         "log_extra": lambda column, values: None,
         "log_metric": partial(log_number, lambda metric, value: logged.setdefault(metric, []).append(value)),
     }
-
-
-async def _result(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

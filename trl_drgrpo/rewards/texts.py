@@ -38,6 +38,12 @@ def completion_text(completion: Text) -> str:
     return content_text(last.get("content"))
 
 
+def one_line(text: str, longest: int) -> str:
+    """Return a text on one line, cut to so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
 def prompt_text(prompt: Text) -> str:
     """Return a prompt as one string, in which empty lines separate messages.
 

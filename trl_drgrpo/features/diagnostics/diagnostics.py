@@ -269,7 +269,7 @@ def to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, list[float]]:
 
 
 @dataclass
-class _SeenBatch:
+class _RankView:
     """This rank's look at a batch."""
 
     snapshot: BatchSnapshot
@@ -414,13 +414,13 @@ class Diagnostics(DescribingFeature):
 
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
-        seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
+        view = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
         # A rank that failed takes part with `None`: the others would wait forever for one that stayed away.
-        rows_and_records = seen and (seen.snapshot.rank_rows, seen.records)
+        rows_and_records = view and (view.snapshot.rank_rows, view.records)
         of_ranks = self.trainer.gathered([rows_and_records])
         metrics: dict[str, float] = {}
-        if seen is not None:  # else the log says why already
-            metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, of_ranks), otherwise={})
+        if view is not None:  # else the log says why already
+            metrics = self.describing.value(_STATISTICS, lambda: self._described(view, of_ranks), otherwise={})
         step_rewards = batch.step_rewards
         if step_rewards is not None:
             metrics |= self.describing.value(
@@ -430,7 +430,7 @@ class Diagnostics(DescribingFeature):
             )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> _SeenBatch:
+    def _look_at(self, batch: CreditedBatch) -> _RankView:
         trainer = self.trainer
         groups = len(batch.rewards) // batch.num_generations
         is_recorded = trainer.args.run_log and trainer.state.max_steps > 0
@@ -438,13 +438,13 @@ class Diagnostics(DescribingFeature):
         snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(snapshot.per_func[rule.index]) if rule else None
-        return _SeenBatch(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
+        return _RankView(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
 
     def _described(
-        self, seen: _SeenBatch, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
+        self, view: _RankView, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
     ) -> dict[str, float]:
         """Return metrics of the batch, from rows and records of all ranks; the main process writes the records."""
-        batch = seen.snapshot.batch
+        batch = view.snapshot.batch
         columns: dict[str, list[Any]] = defaultdict(list)
         records: list[dict[str, Any]] = []
         for of_rank in of_ranks:
@@ -456,8 +456,8 @@ class Diagnostics(DescribingFeature):
                 columns[name] += values
         rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
-            rewards=seen.snapshot.rewards,
-            correct=seen.correct,
+            rewards=view.snapshot.rewards,
+            correct=view.correct,
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )

@@ -109,8 +109,8 @@ class ProgressCallback(DescribingCallback):
                 self._evaluation = self._bar.add_task("evaluation", total=total, status="")
             self._bar.update(self._evaluation, completed=self._evaluated)
         elif self._is_silent():
-            left = self._time_left(self._last_step_end, self._evaluated, total)
-            self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{left}")
+            remaining = self._time_left(self._last_step_end, self._evaluated, total)
+            self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{remaining}")
 
     def on_evaluate(self, args, state, control, **kwargs) -> None:
         """Take the bar of an evaluation away."""
@@ -161,8 +161,8 @@ class ProgressCallback(DescribingCallback):
 
     def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
-        left = "" if self._bar is not None else self._training_left(state)  # the bar shows it
-        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
+        remaining = "" if self._bar is not None else self._training_left(state)  # the bar shows it
+        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{remaining}")
 
     def _print(self, line: str) -> None:
         self._last_line = self._clock()

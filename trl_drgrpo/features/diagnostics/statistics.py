@@ -83,11 +83,11 @@ def _pick(values: Sequence[T], rows: Iterable[int]) -> list[T]:
 
 def _rows_by_verdict(correct: Sequence[bool | None] | None) -> dict[str, list[int]]:
     """Return the correct and the incorrect rows; none where it is not known what is correct."""
-    verdicts = list(enumerate(correct or ()))
-    return {
-        "correct": [i for i, verdict in verdicts if verdict is True],
-        "incorrect": [i for i, verdict in verdicts if verdict is False],
-    }
+    rows: dict[str, list[int]] = {"correct": [], "incorrect": []}
+    for i, verdict in enumerate(correct or ()):
+        if verdict is not None:
+            rows["correct" if verdict else "incorrect"].append(i)
+    return rows
 
 
 def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:

@@ -180,13 +180,13 @@ def _collapsed(
 def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) -> str | None:
     """The completions of a group are the same text."""
     # One completion per group is distinct anyway; of the others none (0) to all (1).
-    further = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
-    if further > distinct:
+    distinct_share = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
+    if distinct_share > distinct:
         return None
     return (
-        f"Nearly all completions of a group are the same text (over {window.span} only {further:.0%} of a group's "
-        "further completions differ), so there is nothing to compare. Raise temperature (1.0 is usual), top_p and "
-        "top_k; if they are already high, the policy has collapsed: lower learning_rate and go back to an earlier "
+        f"Nearly all completions of a group are the same text (over {window.span} only {distinct_share:.0%} of a "
+        "group's further completions differ), so there is nothing to compare. Raise temperature (1.0 is usual), top_p "
+        "and top_k; if they are already high, the policy has collapsed: lower learning_rate and go back to an earlier "
         "checkpoint."
     )
 

@@ -301,8 +301,8 @@ def adapter_rows(model: PreTrainedModel) -> Rows:
                 rows.append((label, value))
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is not None:
-        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        shown = [f"{key} {plain_data(values[key])}" for key in _QUANTIZATION if values.get(key) not in (None, False)]
+        values = plain_data(quantization)
+        shown = [f"{key} {values[key]}" for key in _QUANTIZATION if values.get(key) not in (None, False)]
         rows.append(("base model quantized", ", ".join(shown) or type(quantization).__name__))
     return rows
 

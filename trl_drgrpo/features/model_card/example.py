@@ -117,11 +117,8 @@ def _template_arguments(trainer: "TrainerProtocol", row: DatasetRow) -> dict[str
 
 def _loading(model: PreTrainedModel) -> dict[str, str]:
     """Return the quantization that an adapter was trained with: its base is not saved with it."""
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization is None or not hasattr(model, "peft_config"):
-        return {}
-    values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    if plain_data(values.get("quant_method")) != "bitsandbytes":
+    values = plain_data(getattr(model.config, "quantization_config", None)) or {}
+    if not hasattr(model, "peft_config") or values.get("quant_method") != "bitsandbytes":
         return {}
     arguments = ["load_in_8bit=True"]
     if not values.get("load_in_8bit"):

@@ -66,7 +66,7 @@ def _model_folders(trainer: "TrainerProtocol") -> dict[str, str]:
         folders[f"the base of adapter {name}"] = config.base_model_name_or_path
     for number, reward in enumerate(trainer.reward_funcs, start=1):
         folders[f"reward {number}"] = getattr(reward, "name_or_path", None)
-    return {name: folder for name, folder in folders.items() if isinstance(folder, str) and folder}
+    return {role: folder for role, folder in folders.items() if isinstance(folder, str) and folder}
 
 
 class Resume(Feature):

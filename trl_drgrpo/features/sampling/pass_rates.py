@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.texts import prompt_key, prompt_text
+from trl_drgrpo.rewards.texts import one_line, prompt_key, prompt_text
 
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
 _PROMPT_CHARACTERS = 120
@@ -148,10 +148,8 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     for key, (prompt, verdicts) in verdicts_of.items():
         if not verdicts:
             continue
-        text = " ".join(prompt_text(prompt).split())
-        if len(text) > _PROMPT_CHARACTERS:
-            text = f"{text[: _PROMPT_CHARACTERS - 3]}..."
         rate = sum(verdicts) / len(verdicts)
+        text = one_line(prompt_text(prompt), _PROMPT_CHARACTERS)
         row = {"key": key, "pass_rate": rate, "completions": len(verdicts), "prompt": text}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     write_whole(Path(path), "".join(lines))
