@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -87,17 +87,25 @@ class PrivateState(GRPOTrainer):
     passed_args: Any = None  # the `GRPOConfig` that was converted
     passed_with: dict[str, Any] = {}  # noqa: RUF012  # its fields then; replaced, never changed
     features: Sequence[Feature]
+    _describing: DescriptionGuard | None = None  # asked for before the constructor has run
+    _logged_metrics: LoggedMetrics | None = None
     _tr_loss: torch.Tensor  # of the steps since the last log, set when training begins
 
-    @cached_property  # asked for before the constructor has run
+    # No `cached_property`: to pyright that is no property, as `TrainerProtocol` has it.
+
+    @property
     def describing(self) -> DescriptionGuard:
         """Guards what describes the run, see `description.py`."""
-        return DescriptionGuard()
+        if self._describing is None:
+            self._describing = DescriptionGuard()
+        return self._describing
 
-    @cached_property
+    @property
     def logged_metrics(self) -> LoggedMetrics:
         """The numbers since the last log."""
-        return LoggedMetrics(self)
+        if self._logged_metrics is None:
+            self._logged_metrics = LoggedMetrics(self)
+        return self._logged_metrics
 
     @property
     def unwrapped_model(self) -> PreTrainedModel:
