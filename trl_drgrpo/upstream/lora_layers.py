@@ -32,6 +32,7 @@ class AdaptedLayer(Protocol):
     scaling: Mapping[str, float]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def get_base_layer(self) -> nn.Module: ...  # behind all wrappers
 
 
 def active_lora_layers(model: nn.Module) -> list[AdaptedLayer]:
@@ -55,7 +56,7 @@ def why_not_plain(layer: AdaptedLayer) -> str | None:
     forward = type(layer).forward
     is_plain = f"{forward.__module__}.{forward.__qualname__}" in _PLAIN_FORWARDS
     if not is_plain or "forward" in vars(layer):
-        return f"{type(layer).__name__} of {type(layer.base_layer).__name__} has a forward of its own"
+        return f"{type(layer).__name__} of {type(layer.get_base_layer()).__name__} has a forward of its own"
     for name in _adapters(layer):
         down = layer.lora_A[name]
         up = layer.lora_B[name]
