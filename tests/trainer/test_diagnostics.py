@@ -325,7 +325,7 @@ def test_a_tools_tokens_are_masked_spans_and_no_length(tokenizer):
         own_rows=slice(0, 2),
     )
     seen = BatchSnapshot(batch, 0, {second[-1]}, {0})
-    own = {name: seen.own[name] for name in ("lengths", "trained", "gradient_weights", "truncated")}
+    own = {name: seen.rank_rows[name] for name in ("lengths", "trained", "gradient_weights", "truncated")}
     assert own == {
         "lengths": [4, 3],
         "trained": [4, 3],

@@ -403,7 +403,7 @@ def test_an_adapter_names_the_revision_of_its_base(train, saved_model, monkeypat
 def test_an_adapter_of_a_quantized_base_loads_it_quantized(adapter_run):
     trainer, _ = adapter_run
     with swapped(trainer.model.config, quantization_config=nf4()):
-        loading = cards.example_of(trainer, trainer.model).loading
+        loading = cards.example_of(trainer, trainer.model)["loading"]
     assert eval(loading["quantization_config"], {"BitsAndBytesConfig": BitsAndBytesConfig}).load_in_4bit
 
 

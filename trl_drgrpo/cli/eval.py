@@ -43,8 +43,7 @@ from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, t
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.scoring import one_line
-from trl_drgrpo.rewards.texts import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import completion_text, one_line, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
 FOLDER = "eval_output"  # for models outside of a run

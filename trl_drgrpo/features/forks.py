@@ -23,7 +23,8 @@ import torch
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.objective.fork_advantages import Forks
 from trl_drgrpo.process_rewards.steps import StepSegmenter
-from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch, Text
+from trl_drgrpo.rewards.texts import Text
+from trl_drgrpo.upstream.batches import CreditedBatch, DatasetRow, ScoredBatch
 from trl_drgrpo.upstream.hooks import Completions, Feature, Generate
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def boundaries(step_ends: Sequence[int], length: int) -> list[int]:
-    """Tokens of a row before each place where it can be cut: behind a step, and not at the row's end.
+    """Return the tokens of a row before each place where it can be cut: behind a step, and not at the row's end.
 
     Args:
         step_ends (`Sequence[int]`): Inclusive last token of each step.
@@ -52,7 +53,7 @@ def boundaries(step_ends: Sequence[int], length: int) -> list[int]:
 
 
 def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
-    """Places to cut at, drawn before anything is written: `D` numbers of tokens, uniform up to a length, ascending.
+    """Draw places to cut at, before anything is written: `D` numbers of tokens, uniform up to a length, ascending.
 
     Args:
         seed (`str`): Of this draw.
@@ -64,7 +65,7 @@ def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
 
 
 def first_above(places: Sequence[int], measures: Sequence[float | None], threshold: float, after: int) -> int | None:
-    """The first boundary behind an earlier cut that measures more than the threshold; `None`: there is none.
+    """Return the first boundary behind an earlier cut that measures more than the threshold; `None` without one.
 
     Example:
 
@@ -81,9 +82,13 @@ def first_above(places: Sequence[int], measures: Sequence[float | None], thresho
 
 
 def step_means(values: Sequence[float], step_ends: Sequence[int]) -> list[float]:
-    """Mean of a row's token values over each of its steps, which `step_ends` (inclusive) cut."""
-    starts = [0, *(end + 1 for end in step_ends)][: len(step_ends)]
-    return [sum(values[start : end + 1]) / (end + 1 - start) for start, end in zip(starts, step_ends, strict=True)]
+    """Return the mean of a row's token values over each of its steps, which `step_ends` (inclusive) cut."""
+    means = []
+    start = 0
+    for end in step_ends:
+        means.append(sum(values[start : end + 1]) / (end + 1 - start))
+        start = end + 1
+    return means
 
 
 _Row = tuple[list[int], list[float]]  # token ids, and log-probabilities of some backends, else none
@@ -91,7 +96,7 @@ _Row = tuple[list[int], list[float]]  # token ids, and log-probabilities of some
 
 def _rows(completions: Completions) -> list[_Row]:
     ids, log_probs = completions
-    return list(zip(ids, log_probs or [[] for _ in ids], strict=True))
+    return list(zip(ids, log_probs or [[]] * len(ids), strict=True))
 
 
 class ForkedRollouts(Feature):
@@ -171,7 +176,9 @@ class ForkedRollouts(Feature):
             last_cuts = [of_row[-1] if of_row else 0 for of_row in cuts]
             new_cuts = self._cuts(prompts, [ids for ids, _ in rows], last_cuts, level)
             branches = self._continued(prompts, rows, new_cuts, generate)
-            next_prompts, next_cuts, next_rows = [], [], []
+            next_prompts: list[list[int]] = []
+            next_cuts: list[list[int]] = []
+            next_rows: list[_Row] = []
             for i, cut in enumerate(new_cuts):
                 if cut is not None:
                     sampled_tokens += sum(len(ids) - cut for ids, _ in branches[i][1:])
@@ -179,7 +186,9 @@ class ForkedRollouts(Feature):
                 next_prompts += [prompts[i]] * args.forks
                 next_cuts += [[*cuts[i], end]] * args.forks
                 next_rows += branches[i]
-            prompts, cuts, rows = next_prompts, next_cuts, next_rows
+            prompts = next_prompts
+            cuts = next_cuts
+            rows = next_rows
         completions = [ids for ids, _ in rows]
         log_probs = None if parents[1] is None else [values for _, values in rows]
         self.newest = Forks(args.forks, cuts)
@@ -189,7 +198,7 @@ class ForkedRollouts(Feature):
     def _cuts(
         self, prompts: list[list[int]], completions: list[list[int]], before: list[int], level: int
     ) -> list[int | None]:
-        """Tokens before the next cut of each row; `None`: there is none. `before`: the same of the last cut."""
+        """Return the tokens before the next cut of each row; `None` without one. `before`: those before the last."""
         args = self.trainer.args
         tokenizer = self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
@@ -200,9 +209,11 @@ class ForkedRollouts(Feature):
         if args.fork_at == "drawn":
             parent = args.forks**level  # rows of one parent, so far
             first = self.trainer.accelerator.process_index * len(prompts) // parent
-            seeds = [f"{args.seed} fork {self.batches} {first + i // parent}" for i in range(len(places))]
             length = self.mean_length or 0.0  # in the first batch behind the first step
-            thresholds = [drawn_places(seed, args.fork_depth, length)[level] for seed in seeds]
+            for i in range(len(places)):
+                # By parent: its rows share a prefix, so they are cut at places of one draw.
+                seed = f"{args.seed} fork {self.batches} {first + i // parent}"
+                thresholds[i] = drawn_places(seed, args.fork_depth, length)[level]
         elif args.fork_at == "entropy":
             entropies = self.trainer.completion_entropies(prompts, completions)
             measures = [step_means(row, end) for row, end in zip(entropies, ends, strict=True)]
@@ -211,24 +222,32 @@ class ForkedRollouts(Feature):
         return [first_above(*row) for row in zip(places, measures, thresholds, before, strict=True)]
 
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
-        """`1 - score` of each step."""
-        rows = [self._dataset_rows[i * len(self._dataset_rows) // len(completions)] for i in range(len(completions))]
-        texts: list[Text] = list(self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True))
-        if not isinstance(rows[0]["prompt"], str):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
-        batch = ScoredBatch(torch.empty(len(rows), 0), rows, [row["prompt"] for row in rows], texts, completions)
+        """Return `1 - score` of each step."""
+        rows: list[DatasetRow] = []
+        prompts: list[Text] = []
+        texts: list[Text] = []
+        leaves = len(self._dataset_rows) // len(completions)  # that a completion has, at this level
+        for i, text in enumerate(self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True)):
+            row = self._dataset_rows[i * leaves]
+            rows.append(row)
+            prompts.append(row["prompt"])
+            texts.append(text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}])
+        batch = ScoredBatch(torch.empty(len(rows), 0), rows, prompts, texts, completions)
         scorer = cast("StepScorer", self.trainer.step_scorer)  # the checks before the run refuse doubt without one
         with self.trainer.scoring():
             scores, _, _ = scorer.score_batch(batch, None, self.trainer.text_tokenizer, self.trainer.state)
-        return [[None if score is None else 1.0 - score for score in row] for row in scores.rewards]
+        doubts: list[list[float | None]] = []
+        for row_scores in scores.rewards:
+            doubts.append([None if score is None else 1.0 - score for score in row_scores])
+        return doubts
 
     def _continued(
         self, prompts: list[list[int]], rows: list[_Row], cuts: list[int | None], generate: Generate
     ) -> list[list[_Row]]:
-        """The branches of each row, its own continuation first; those of a row without a cut are the row itself."""
-        more = self.trainer.args.forks - 1
+        """Return the branches of each row, its own continuation first; a row without a cut is its own branches."""
+        new_branches = self.trainer.args.forks - 1
         limit = self.trainer.args.max_completion_length
-        branches = [[row] * (more + 1) for row in rows]
+        branches = [[row] * (new_branches + 1) for row in rows]
         cut_rows = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
         # Every process has to ask for the same number of rows. A spare one has a token to go.
         spare = cut_rows[-1] if cut_rows else (0, max(0, len(rows[0][0]) - 1))
@@ -236,28 +255,33 @@ class ForkedRollouts(Feature):
         starts: list[list[int]] = []
         limits: list[int] = []
         for i, cut in cut_rows + [spare] * (most - len(cut_rows)):
-            starts += [prompts[i] + rows[i][0][:cut]] * more
-            limits += [(limit or 0) - cut] * more
+            starts += [prompts[i] + rows[i][0][:cut]] * new_branches
+            limits += [(limit or 0) - cut] * new_branches
         if not starts:
             return branches
-        sampled = _rows(generate(starts, more, None if limit is None else limits))
-        for number, (i, cut) in enumerate(cut_rows):
+        sampled = iter(_rows(generate(starts, new_branches, None if limit is None else limits)))
+        for i, cut in cut_rows:
             ids, log_probs = rows[i]
-            for branch, (new_ids, new_log_probs) in enumerate(sampled[number * more : (number + 1) * more], start=1):
+            for branch in range(1, new_branches + 1):
+                new_ids, new_log_probs = next(sampled)
+                # A backend may exceed its limits, see `Generate`.
                 branches[i][branch] = ((ids[:cut] + new_ids)[:limit], (log_probs[:cut] + new_log_probs)[:limit])
         return branches
 
-    # What is said and kept
+    # Log and checkpoints
 
     def _note(self, forks: Forks, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
         """Keep the numbers that metrics are made of, and how long completions are."""
-        cut = [row[0] / len(ids) for row, ids in zip(forks.cuts, completions, strict=True) if row[0] < len(ids)]
+        positions = []  # of the first cut, as a share of the completion
+        for cuts, ids in zip(forks.cuts, completions, strict=True):
+            if cuts[0] < len(ids):
+                positions.append(cuts[0] / len(ids))
         self._noted = {
-            "forks/cut_frac": len(cut) / len(completions),
+            "forks/cut_frac": len(positions) / len(completions),
             "forks/sampled_token_frac": sampled / max(1, sum(map(len, completions))),
         }
-        if cut:
-            self._noted["forks/cut_position"] = sum(cut) / len(cut)
+        if positions:
+            self._noted["forks/cut_position"] = sum(positions) / len(positions)
         self.batch_lengths += self.trainer.gathered(list(parents))
         self.batches += 1
 
@@ -267,9 +291,12 @@ class ForkedRollouts(Feature):
             return
         metrics = self._noted
         self._noted = {}
-        cuts = batch.forks.cuts[batch.own_rows]
-        rows = zip(batch.token_advantages.cpu(), cuts, batch.scored.completion_ids, strict=True)
-        is_live = [bool(row[cut[-1] :].any()) for row, cut, ids in rows if cut[-1] < len(ids)]  # behind the last cut
+        advantages = batch.token_advantages.cpu()
+        is_live = []
+        for i, cuts in enumerate(batch.forks.cuts[batch.own_rows]):
+            last_cut = cuts[-1]
+            if last_cut < len(batch.scored.completion_ids[i]):
+                is_live.append(bool(advantages[i, last_cut:].any()))
         if is_live:
             metrics["forks/live_frac"] = sum(is_live) / len(is_live)
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
@@ -279,6 +306,7 @@ class ForkedRollouts(Feature):
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is not None:
-            self.batches, self.mean_length = state["batches"], state["mean_length"]
+            self.batches = state["batches"]
+            self.mean_length = state["mean_length"]
         elif self.is_on:
             logger.warning("The checkpoint holds no forks: completion lengths are learned from scratch.")

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, require_package
@@ -29,14 +30,14 @@ def parameters(function: Callable) -> tuple[inspect.Parameter, ...] | None:
         return None
 
 
-def behind_partials(function: Any) -> Any:
+def behind_partials(function: object) -> Any:
     """Return the function that partials were made of, or the function itself."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
-def is_async(function: Any) -> bool:
+def is_async(function: object) -> bool:
     """Tell whether a call of the function behind partials, or of an instance, gives a coroutine."""
     function = behind_partials(function)
     if not inspect.isroutine(function):
@@ -57,11 +58,14 @@ def required(function: Callable) -> list[str]:
 def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[str, Any] | None = None) -> dict:
     """Return the keyword arguments for a function: all `offered` ones if it has `**kwargs`, else those that it names.
     It gets arguments of `by_request` only if it names them."""
-    signature = parameters(function)
-    takes_all = signature is None or any(p.kind is p.VAR_KEYWORD for p in signature)
-    names = {p.name for p in signature or ()}
-    chosen = {name: value for name, value in (by_request or {}).items() if name in names}
-    return chosen | {name: value for name, value in offered.items() if takes_all or name in names}
+    function_parameters = parameters(function)
+    arguments = {**(by_request or {}), **offered}
+    if function_parameters is None:  # a built-in function: nobody knows what it takes
+        return dict(offered)
+    names = {parameter.name for parameter in function_parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in function_parameters):
+        names |= offered.keys()
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
 
 def signature_of(columns: Sequence[str]) -> inspect.Signature:
     """Return a signature from which [`check_columns`] reads these columns as required."""
-    names = ("completions", *(name for name in dict.fromkeys(columns) if name != "completions"))
+    names = dict.fromkeys(("completions", *columns))  # each once, in order
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     return inspect.Signature([*keywords, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
@@ -95,9 +99,8 @@ _BY_CLASS = {
 }
 
 
-def adapter_hint(reward_func: Any) -> str:
-    """
-    Return a sentence that names the adapter for a reward of another stack; empty for a reward of no known stack.
+def adapter_hint(reward_func: object) -> str:
+    """Return a sentence that names the adapter for a reward of another stack; empty for a reward of no known stack.
 
     Example:
 
@@ -119,9 +122,9 @@ def adapter_hint(reward_func: Any) -> str:
     return f"It has the form of {stack}: pass trl_drgrpo.rewards.{adapter}({name}), in a recipe `{key}: <path of it>`."
 
 
-def _stack(reward_func: Any) -> tuple[str, str] | None:
+def _stack(reward_func: object) -> tuple[str, str] | None:
     kind = reward_func if inspect.isclass(reward_func) else type(reward_func)
-    for base in inspect.getmro(kind):
+    for base in inspect.getmro(kind):  # by name: the other stack need not be installed
         if base.__name__ in _BY_CLASS:
             return _BY_CLASS[base.__name__]
     if inspect.isclass(reward_func) or not callable(reward_func):
@@ -195,7 +198,7 @@ def check_columns(reward_func: Callable | Any, columns: Iterable[str], name: str
 
 
 def _misfit(
-    reward_func: Any, signature: Sequence[inspect.Parameter], columns: list[str], supply: str
+    reward_func: object, signature: Sequence[inspect.Parameter], columns: list[str], supply: str
 ) -> tuple[str, str, str] | None:
     """Return the last three parts of the error for a call that TRL cannot make; `None` if it can."""
     for clash in {"prompts", "completions"} & {*columns}:
@@ -214,15 +217,20 @@ def _misfit(
             got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
             remedy = hint or _supply_column(reward_func, name, passed_columns, supply)
             return got, f"a column {name!r}, which the function requires", remedy
-    names = {parameter.name for parameter in signature if parameter.kind is not parameter.POSITIONAL_ONLY}
+    names = set()
+    for parameter in signature:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return None
+        if parameter.kind is not parameter.POSITIONAL_ONLY:
+            names.add(parameter.name)
     refused = [keyword for keyword in passed if keyword not in names]
-    if not refused or any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature):
+    if not refused:
         return None
     got = f"a function without **kwargs that does not name {', '.join(refused)}"
     return got, "a function that accepts every keyword TRL passes", hint or "Add **kwargs to its parameters."
 
 
-def _supply_column(reward_func: Any, missing: str, passed_columns: list[str], supply: str) -> str:
+def _supply_column(reward_func: object, missing: str, passed_columns: list[str], supply: str) -> str:
     """Return the remedy for a column that a reward requires and the dataset lacks."""
     remedy = supply.format(missing)
     near = get_close_matches(missing, passed_columns, n=1, cutoff=0.5)
@@ -236,7 +244,7 @@ def _supply_column(reward_func: Any, missing: str, passed_columns: list[str], su
     return f"{remedy}, or give the parameter a default."
 
 
-def check_form(reward_func: Any, name: str) -> None:
+def check_form(reward_func: object, name: str) -> None:
     """Refuse a class, which TRL would call and take the instance for the rewards, and an object that cannot be called.
     The remedy names the adapter of its stack."""
     if inspect.isclass(reward_func):
@@ -251,7 +259,7 @@ def check_form(reward_func: Any, name: str) -> None:
     raise InputError(f"reward {name}", got, expected, adapter_hint(reward_func) or default)
 
 
-def ask(reward_func: Any, question: str, /, *args: Any, **kwargs: Any) -> Any:
+def ask(reward_func: object, question: str, /, *args: Any, **kwargs: Any) -> Any:
     """
     Ask a reward, and the rewards inside it (a wrapper names them in a tuple, `reward_funcs`), by a method, and return
     the first answer that is not `None`. A reward without a method of that name is not asked, nor one whose method
@@ -271,13 +279,17 @@ def ask(reward_func: Any, question: str, /, *args: Any, **kwargs: Any) -> Any:
     inner_rewards = getattr(func, "reward_funcs", ())
     answers = []
     if isinstance(inner_rewards, tuple):
+        # All are asked, also behind an answer: any of them may refuse.
         answers = [ask(reward, question, *args, **kwargs) for reward in inner_rewards]
     method = getattr(func, question, None)
     if getattr(func, "__module__", None) == _ACCURACY_REWARDS and question in _TRLS_ANSWERS:
         method = functools.partial(_TRLS_ANSWERS[question], func.__name__)
     if callable(method) and _takes(method, args, kwargs):
         answers.append(method(*args, **kwargs))
-    return next((answer for answer in answers if answer is not None), None)
+    for answer in answers:
+        if answer is not None:
+            return answer
+    return None
 
 
 def _takes(method: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -321,14 +333,14 @@ def gold_columns(reward_func: Any, columns: Iterable[str]) -> list[str]:
     return [name for name in required(reward_func) if name in passed]
 
 
-def users_own(reward_func: Any) -> list[Any]:
+def users_own(reward_func: object) -> list[Any]:
     """Return the functions in a reward that are not of this package, those inside wrappers included."""
     func = behind_partials(reward_func)
     if _is_model(func):
         return []
     inner_rewards = getattr(func, "reward_funcs", ())
     if isinstance(inner_rewards, tuple) and inner_rewards:
-        return [function for reward in inner_rewards for function in users_own(reward)]
+        return list(chain.from_iterable(map(users_own, inner_rewards)))
     module = getattr(func, "__module__", None) or type(func).__module__
     is_of_package = module.partition(".")[0] == __name__.partition(".")[0]
     return [] if is_of_package else [func]
@@ -348,7 +360,7 @@ def _has_texts(name: str, values: Mapping[str, ColumnValues]) -> None:
 _TRLS_ANSWERS: dict[str, Callable] = {"check": _has_math_verify, "check_values": _has_texts}
 
 
-def _is_model(reward_func: Any) -> bool:
+def _is_model(reward_func: object) -> bool:
     """Tell whether an object is a model or the id of one, or anything else that is not called with columns."""
     torch = sys.modules.get("torch")  # without an import: before one, no object is one of its modules
     is_module = torch is not None and isinstance(reward_func, torch.nn.Module)

@@ -18,6 +18,7 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
@@ -55,13 +56,15 @@ class Composed:
         self.__name__ = name
         self.reward_funcs = tuple(reward_funcs)
         self.rule = functools.partial(rule, **settings)
-        self.logged: set[str] = set()  # those that a part gave to `log_extra`
+        self.logged: set[str] = set()  # columns that a part gave to `log_extra`
         if columns is None:
-            columns = [column for function in reward_funcs for column in required(function)]
+            columns = list(chain.from_iterable(map(required, reward_funcs)))
         self.__signature__ = signature_of(columns)
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         return at_once(self.rule(self, {"completions": completions, **kwargs}))  # pyright: ignore[reportArgumentType]
+
+    # `called` and `together` wait for nothing here, so that the same rules serve synchronous rewards: `at_once`.
 
     async def called(self, function: Callable, /, *args: Any, **kwargs: Any) -> Any:
         """Return the result of one of the functions."""
@@ -107,8 +110,10 @@ class Composed:
 
             def log_all(column: str, values: Sequence[Any]) -> None:
                 self.logged.add(column)
-                value_by_row = dict(zip(rows, values, strict=True))
-                log_extra(column, [value_by_row.get(row) for row in range(total)])
+                values_of_rows: list[Any] = [None] * total
+                for row, value in zip(rows, values, strict=True):
+                    values_of_rows[row] = value
+                log_extra(column, values_of_rows)
 
             chosen["log_extra"] = log_all
         [rewards] = await self.scored(chosen, part)
@@ -133,11 +138,11 @@ class AsyncComposed(Composed):
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
         """Return the results of calls that run at the same time. The first error ends the others and is raised."""
-        tasks = [asyncio.ensure_future(call) for call in calls]
+        tasks = list(map(asyncio.ensure_future, calls))
         try:
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
+            for task in tasks:  # gather leaves them running behind an error
                 task.cancel()
 
 
@@ -147,7 +152,7 @@ def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings
     return kind(name, reward_funcs, *args, **settings)
 
 
-def _part(reward: Any, field: str) -> Callable:
+def _part(reward: object, field: str) -> Callable:
     """Return the reward that an option `field` stands for. Refuses a model, and anything that is no reward."""
     if isinstance(reward, (str, Mapping)):
         reward = resolve_reward(reward, field)
@@ -158,7 +163,9 @@ def _part(reward: Any, field: str) -> Callable:
     return reward
 
 
-def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum") -> Composed:
+def weighted_sum(
+    parts: object, none: Literal["propagate", "skip"] = "propagate", name: str = "weighted_sum"
+) -> Composed:
     """Return the sum of rewards times weights, as a reward.
 
     Logs each part's mean, without its weight, as `rewards/<name>/<part>`. A sum beyond the range of floats is an error
@@ -195,7 +202,7 @@ def weighted_sum(parts: Any, none: Literal["propagate", "skip"] = "propagate", n
 
 
 def gated(
-    reward: Any, gate: Any = format_reward, else_value: float | None = 0.0, at_least: float = 1.0, name: str = ""
+    reward: object, gate: object = format_reward, else_value: float | None = 0.0, at_least: float = 1.0, name: str = ""
 ) -> Composed:
     """Return a reward that counts only in rows that another one passes, and is not called for the other rows.
 
@@ -233,7 +240,7 @@ def gated(
     return composed(name, parts, _gated, else_value=else_value, at_least=at_least)
 
 
-def clipped(reward: Any, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
+def clipped(reward: object, low: float = 0.0, high: float = 1.0, name: str = "") -> Composed:
     """Return a reward within bounds. Logs the share of rows that were beyond as `rewards/<name>/clipped_frac`.
 
     Args:
@@ -262,28 +269,34 @@ async def _weighted_sum(
     rewards_per_part = await reward.scored(kwargs, *reward.reward_funcs)
     for part_name, rewards in zip(names, rewards_per_part, strict=True):
         reward.log(kwargs, part_name, rewards)
-    sums = [_sum(row, weights, skips_none) for row in zip(*rewards_per_part, strict=True)]
+    sums: Rewards = []
+    for row in zip(*rewards_per_part, strict=True):
+        present = [weight * part for weight, part in zip(weights, row, strict=True) if part is not None]
+        has_gap = len(present) < len(row)
+        total = None
+        if present and (skips_none or not has_gap):
+            try:
+                total = math.fsum(present)  # exact: the order of the parts does not matter
+            except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
+                total = math.inf
+        sums.append(total)
     return validate_rewards(sums, len(sums), reward.__name__)
-
-
-def _sum(row: Sequence[float | None], weights: Sequence[float], skips_none: bool) -> float | None:
-    present = [weight * reward for weight, reward in zip(weights, row, strict=True) if reward is not None]
-    has_gap = len(present) < len(row)
-    if not present or (has_gap and not skips_none):
-        return None
-    try:
-        return math.fsum(present)
-    except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
-        return math.inf
 
 
 async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
     inner, gate = reward.reward_funcs
     [gates] = await reward.scored(kwargs, gate)
-    passes = [value is not None and value >= at_least for value in gates]
-    reward.log(kwargs, "passed_frac", map(float, passes))
-    passed_rows = [row for row, has_passed in enumerate(passes) if has_passed]
-    rewards = [None if value is None else else_value for value in gates]
+    rewards: Rewards = [None] * len(gates)
+    passes = []
+    passed_rows = []
+    for row, value in enumerate(gates):
+        has_passed = value is not None and value >= at_least
+        passes.append(float(has_passed))
+        if has_passed:
+            passed_rows.append(row)
+        elif value is not None:
+            rewards[row] = else_value
+    reward.log(kwargs, "passed_frac", passes)
     for row, value in zip(passed_rows, await reward.some(inner, kwargs, passed_rows), strict=True):
         rewards[row] = value
     return rewards
@@ -291,28 +304,33 @@ async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | N
 
 async def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Rewards:
     [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
-    within = [None if value is None else min(max(value, low), high) for value in rewards]
-    beyond = [None if value is None else float(value != bound) for value, bound in zip(rewards, within, strict=True)]
-    reward.log(kwargs, "clipped_frac", beyond)
+    within: Rewards = []
+    is_beyond: list[float | None] = []
+    for value in rewards:
+        bounded = None if value is None else min(max(value, low), high)
+        within.append(bounded)
+        is_beyond.append(None if value is None else float(value != bounded))
+    reward.log(kwargs, "clipped_frac", is_beyond)
     return within
 
 
-def _named_parts(parts: Any) -> list[tuple[str, Callable, float]]:
+def _named_parts(parts: object) -> list[tuple[str, Callable, float]]:
     """Return name, reward and weight of each part. Refuses parts of one name."""
-    values: Any = parts.values() if isinstance(parts, Mapping) else parts
-    pairs = []
+    values = parts.values() if isinstance(parts, Mapping) else parts
+    weighted_rewards = []
     if isinstance(values, Iterable) and not isinstance(values, str):
-        pairs = list(values)
-    expected = "pairs of a reward function and a weight"
-    if not pairs or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
-        raise InputError("parts", repr(parts), expected, "For example `[(math_reward, 1.0), (format_reward, 0.1)]`.")
-    rewards = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(pairs)]
-    names = list(parts) if isinstance(parts, Mapping) else [reward_name(reward) for reward in rewards]
-    repeated = {name for name in names if names.count(name) > 1}
+        weighted_rewards = list(values)
+    is_pair = [isinstance(part, (tuple, list)) and len(part) == 2 for part in weighted_rewards]
+    if not is_pair or not all(is_pair):
+        remedy = "For example `[(math_reward, 1.0), (format_reward, 0.1)]`."
+        raise InputError("parts", repr(parts), "pairs of a reward function and a weight", remedy)
+    rewards = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(weighted_rewards)]
+    names = list(parts) if isinstance(parts, Mapping) else list(map(reward_name, rewards))
+    repeated = sorted(name for name in names if names.count(name) > 1)
     if repeated:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."
-        raise InputError("parts", f"two parts called {min(repeated)}", "parts of different names", remedy)
-    weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(pairs)]
+        raise InputError("parts", f"two parts called {repeated[0]}", "parts of different names", remedy)
+    weights = [finite_number(f"parts[{index}]", weight) for index, (_, weight) in enumerate(weighted_rewards)]
     return list(zip(names, rewards, weights, strict=True))
 
 

@@ -5,6 +5,7 @@ in a `TypeError` from deep inside, and `inf` quietly makes a whole group's advan
 error that names the function, or, with `on_error="unscorable"`, unscorable rows and a counter.
 """
 
+import asyncio
 import functools
 import inspect
 import io
@@ -98,7 +99,7 @@ class Guard:
     Args:
         reward_func (`Callable`): The function.
         raises (`bool`): Whether a failure is a [`RewardError`]; else the first one is logged.
-        name, kind, due (`str`): For the error: the function's name, its kind, and the result that it should return.
+        name, kind, expected (`str`): For the error: the function's name, its kind, and the result it should return.
         cost (`str`): For the log: the cost of a failure.
     """
 
@@ -106,7 +107,7 @@ class Guard:
     raises: bool
     name: str
     kind: str = "reward function"
-    due: str = "a list of rewards"
+    expected: str = "a list of rewards"
     cost: str = "the call's completions are left out of their groups. Further failures are only counted."
     has_logged: bool = False
     has_compared: bool = False
@@ -114,6 +115,7 @@ class Guard:
     async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
         """Return the rewards of one call, by keyword or by position."""
         kwargs = _by_name(self.reward_func, args, kwargs, self.name)
+        # TRL's function for the reward of environments gets these in place of completions.
         rows = kwargs["completions"] if "completions" in kwargs else kwargs["environments"]
         failed_frac = f"rewards/{self.name}/failed_frac"
         logged: set[str] = set()
@@ -135,7 +137,7 @@ class Guard:
             if is_async(self.reward_func):
                 output = await output
             rewards = validate_rewards(output, len(rows), self.name)
-        except (Exception, SystemExit) as error:  # KeyboardInterrupt is nobody's reward; sys.exit() is one's own
+        except (Exception, SystemExit) as error:  # a grader may call sys.exit(); KeyboardInterrupt is the user's
             failure = error
         if failure is not None:
             self.settle(failure, self._hint(failure, rows))
@@ -168,7 +170,7 @@ class Guard:
             return
         if len(set(map(completion_text, completions))) < 2 or not users_own(self.reward_func):
             return
-        silent = {key: _unheard for key in ("log_metric", "log_extra") if key in kwargs}
+        silent = {key: unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
             output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
             rewards_of_texts = validate_rewards(output, len(completions), self.name)
@@ -184,7 +186,7 @@ class Guard:
             if isinstance(error, RewardError):
                 raise error from error.__cause__
             remedy = hint or to_fix(error)
-            raise RewardError(f"{self.kind} '{self.name}'", told(error), self.due, remedy) from error
+            raise RewardError(f"{self.kind} '{self.name}'", told(error), self.expected, remedy) from error
         if not self.has_logged:
             self.has_logged = True
             message = f"{self.kind.capitalize()} '%s' failed; {self.cost} {FAILING_IS_FREE}"
@@ -203,7 +205,7 @@ class _SmallBuffer(io.BytesIO):
         return super().write(content)
 
 
-def _small_copy(function: Any) -> Any:
+def _small_copy(function: object) -> Any:
     """Return a copy of a function with all that it holds. Raises if that cannot be pickled, or is large."""
     import cloudpickle
 
@@ -212,7 +214,7 @@ def _small_copy(function: Any) -> Any:
     return cloudpickle.loads(buffer.getvalue())
 
 
-def _unheard(*args: Any) -> None:
+def unheard(*args: Any) -> None:
     """Replaces a logger in a call whose rewards are not used."""
 
 
@@ -273,6 +275,17 @@ def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("a synchronous reward waits for something")
 
 
+def awaited(output: Any) -> Any:
+    """Return the result of a call where no event loop runs; of an asynchronous one, when it is done."""
+    if not inspect.isawaitable(output):
+        return output
+
+    async def result() -> Any:
+        return await output
+
+    return asyncio.run(result())
+
+
 # Workers are as many as cores: threads within each would only wait for each other, and each takes memory.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _LIMITS = {
@@ -321,7 +334,7 @@ def available_workers() -> int:
     return max(1, cores // max(1, processes))
 
 
-def declared(func: Any, attribute: str) -> Any:
+def declared(func: object, attribute: str) -> Any:
     """Return an attribute of a reward function, or of the one behind its partials; `None` without it.
 
     `lowest_reward` (`float`): the reward of a completion that makes it fail. `is_causal` (`bool`, step rewards):
@@ -330,21 +343,21 @@ def declared(func: Any, attribute: str) -> Any:
     return getattr(behind_partials(func), attribute, None)
 
 
-def check_on_error(on_error: Any) -> None:
+def check_on_error(on_error: object) -> None:
     """Refuse an `on_error` that is neither `"unscorable"` nor `"raise"`."""
     if not isinstance(on_error, str) or on_error not in ON_ERROR:
         remedy = '"unscorable" goes on and counts the failures, "raise" ends the run.'
         raise InputError("on_error", shortened(on_error), '"unscorable" or "raise"', remedy)
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Refuse a name under which nothing could be logged: no text, or an empty one."""
     if not isinstance(name, str) or not name.strip():
         remedy = "Set a name: metrics are called rewards/<name>/mean."
         raise InputError("name", shortened(name), "a non-empty string", remedy)
 
 
-def check_column(column: Any, field: str = "column") -> None:
+def check_column(column: object, field: str = "column") -> None:
     """Refuse a column that TRL could not pass to a reward function as one value per completion: its name is no Python
     name, or TRL uses it for something else."""
     is_name = isinstance(column, str) and column.isidentifier() and not keyword.iskeyword(column)
@@ -353,13 +366,13 @@ def check_column(column: Any, field: str = "column") -> None:
         raise InputError(field, shortened(column), "the name of a dataset column", remedy)
 
 
-def check_flag(field: str, value: Any) -> None:
+def check_flag(field: str, value: object) -> None:
     """Refuse a value that is not `True` or `False`, 0 and 1 included."""
     if not isinstance(value, bool):
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
-def validate_rewards(output: Any, num_completions: int, name: str) -> list[float | None]:
+def validate_rewards(output: object, num_completions: int, name: str) -> list[float | None]:
     """Return the rewards as a list of finite floats and `None`. Refuses any other result.
 
     Args:

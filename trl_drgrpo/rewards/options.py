@@ -15,7 +15,7 @@ _LONGEST = 80  # characters
 _PLAIN = (bool, int, float, type(None))
 
 
-def reward_options(reward_func: Any) -> dict[str, Any]:
+def reward_options(reward_func: object) -> dict[str, Any]:
     """Return the options of a reward function by path, JSON-ready.
 
     The options are the arguments of partials, the public attributes of instances, and the variables that a function
@@ -34,12 +34,13 @@ def reward_options(reward_func: Any) -> dict[str, Any]:
     return dict(_flat("", _described(reward_func, _DEEPEST)))
 
 
-def _described(value: Any, levels: int) -> Any:
+def _described(value: object, levels: int) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
-        is_hidden = len(value) > _LONGEST or ("://" in value and "@" in value)
-        return f"text {zlib.crc32(value.encode(errors='replace')):08x}" if is_hidden else value
+        if len(value) > _LONGEST or ("://" in value and "@" in value):
+            return f"text {zlib.crc32(value.encode(errors='replace')):08x}"
+        return value
     if isinstance(value, Enum):
         return str(value.value)
     if levels == 0:
@@ -59,13 +60,15 @@ def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
     return {str(name): _described(item, levels) for name, item in items if not is_secret(str(name))}
 
 
-def _described_object(value: Any, levels: int) -> Any:
+def _described_object(value: object, levels: int) -> Any:
     inner = getattr(value, "checked", None)  # of a wrapper that adds nothing but checks
     if inner:
         return _described(inner, levels)
     if isinstance(value, functools.partial):
-        keywords = {"arguments": value.args} if value.args else {}
-        return _described_items({"function": value.func, **keywords, **value.keywords}, levels)
+        items: dict[str, object] = {"function": value.func}
+        if value.args:
+            items["arguments"] = value.args
+        return _described_items(items | value.keywords, levels)
     if inspect.isclass(value) or inspect.isbuiltin(value) or inspect.ismodule(value):
         return value.__name__
     if inspect.ismethod(value):
@@ -83,7 +86,7 @@ def _described_object(value: Any, levels: int) -> Any:
     return {"kind": type(value).__name__, **_described_items(attributes, levels)}
 
 
-def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(path: str, value: object) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, dict):
         yield path or "function", value
         return

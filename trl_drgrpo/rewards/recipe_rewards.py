@@ -130,7 +130,7 @@ def module_from_file(spec: str, path: str, field: str = "reward_funcs") -> Modul
     return sys.modules[name]
 
 
-def origin(module_or_object: Any) -> str:
+def origin(module_or_object: object) -> str:
     """Return the name of the module that an object comes from, or the file that the user named."""
     if isinstance(module_or_object, ModuleType):
         name = module_or_object.__name__
@@ -154,7 +154,7 @@ _ONE = ("reward", "gate")
 _SEVERAL = ("rewards", "parts")
 
 
-def check_spec(spec: Any, field: str = "reward_funcs") -> None:
+def check_spec(spec: object, field: str = "reward_funcs") -> None:
     """Check what needs no import of a reward: that a spec is text or a mapping with one registered name, and that the
     name takes options. Rewards in the options are checked too. `field` is for the message."""
     if isinstance(spec, str) and spec.strip():
@@ -167,7 +167,7 @@ def check_spec(spec: Any, field: str = "reward_funcs") -> None:
             _map_specs(option, value, partial(check_spec, field=f"{field}: {name}.{option}"))
 
 
-def needs_trust(spec: Any) -> bool:
+def needs_trust(spec: str | Mapping[str, Any]) -> bool:
     """Tell whether a checked spec names code (a file, a module) or options that may reach a server or open a sandbox.
 
     Example:
@@ -191,14 +191,14 @@ def needs_trust(spec: Any) -> bool:
     return any(needs_trust(inner_spec) for inner_spec in inner_specs)
 
 
-def _first_option_of_wrapper(entry: NamedReward, value: Any) -> dict[str, Any]:
+def _first_option_of_wrapper(entry: NamedReward, value: object) -> dict[str, Any]:
     """Return a first option that was written without its name, if it holds rewards: a list holds several."""
     if entry.role != "wrapper":
         return {}
     return {"parts": value} if isinstance(value, list) else {"reward": value}
 
 
-def _built(factory: Callable, options: Any, field: str) -> Any:
+def _built(factory: Callable, options: object, field: str) -> Any:
     """Call a class or function with its options, after the rewards and limits in them are built."""
     arguments = _as_options(options, factory, field)
     for option, value in arguments.items():
@@ -248,7 +248,7 @@ def _member(name: str, field: str, *, with_options: bool) -> Callable:
     raise InputError(field, f"{name!r} without options", expected, "Write it as a mapping.")
 
 
-def _split(spec: Any, field: str) -> tuple[str, Any]:
+def _split(spec: object, field: str) -> tuple[str, Any]:
     """Return the name and the options of a mapping with one key."""
     if not isinstance(spec, Mapping):
         remedy = "Write `accuracy_reward`, `path/to/file.py:function` or `{name: {option: value}}`."
@@ -263,12 +263,17 @@ def _split(spec: Any, field: str) -> tuple[str, Any]:
     return name, options
 
 
-def _as_options(options: Any, factory: Callable, field: str) -> dict[str, Any]:
+def _as_options(options: object, factory: Callable, field: str) -> dict[str, Any]:
     """Return the options by name. Refuses unknown options, and the absence of one without a default."""
-    parameters = inspect.signature(factory).parameters.values()
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in by_name]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = []
+    required_names = []
+    takes_any = False
+    for parameter in inspect.signature(factory).parameters.values():
+        takes_any |= parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(parameter.name)
+            if parameter.default is parameter.empty:
+                required_names.append(parameter.name)
     if options is None:
         options = {}
     elif not isinstance(options, Mapping):  # the first option, written without its name
@@ -283,20 +288,20 @@ def _as_options(options: Any, factory: Callable, field: str) -> dict[str, Any]:
             if option in REWARDS and names[:1] == ["reward"]:
                 remedy = f"A reward inside another one goes under `reward`: `reward: {{{option}: ...}}`."
             raise InputError(f"{field}.{option}", "an unknown option", f"one of {', '.join(names)}", remedy)
-    missing = [p.name for p in by_name if p.default is p.empty and p.name not in options]
+    missing = [name for name in required_names if name not in options]
     if missing:
         got = f"no {', '.join(missing)}"
         raise InputError(field, got, f"the option {missing[0]}", "Add it; it has no default.")
     return dict(options)
 
 
-def _map_specs(option: str, value: Any, apply: Callable[[Any], Any]) -> Any:
+def _map_specs(option: str, value: object, apply: Callable[[Any], Any]) -> Any:
     """Return the value of an option with `apply` done to each reward in it; a value without rewards as it is."""
 
-    def one(reward: Any) -> Any:
+    def one(reward: object) -> Any:
         return apply(reward) if isinstance(reward, str | Mapping) else reward
 
-    def with_weight(part: Any) -> Any:
+    def with_weight(part: object) -> Any:
         """Apply to a reward, or to the first of a pair of reward and weight."""
         if isinstance(part, list | tuple) and part:
             return (one(part[0]), *part[1:])

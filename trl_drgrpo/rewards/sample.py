@@ -82,7 +82,7 @@ def last_boxed(text: str) -> str | None:
         elif token[0] == "{":
             opened.append(None)
         elif token[0] == "}" and opened:
-            start = opened.pop()
+            start = opened.pop()  # a box closes after the boxes in it: the outer one is the last
             if start is not None and _BLANKS.match(text, start).end() < token.start():  # pyright: ignore[reportOptionalMemberAccess]
                 last = slice(start, token.start())
     return None if last is None else text[last].strip()
@@ -180,19 +180,26 @@ class SampleReward:
         return False, None
 
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
-        texts = [completion_text(completion) for completion in completions]
-        values = {column: column_values(kwargs, column, len(texts), self.__name__) for column in self.columns}
-        rows = [{column: values[column][row] for column in values} for row in range(len(texts))]
-        first_looks = [self.at_sight(text, **row) for text, row in zip(texts, rows, strict=True)]
-        open_rows = [row for row, (is_decided, _) in enumerate(first_looks) if not is_decided]
+        columns = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
+        rewards: list[float | None] = []
+        open_rows = []
+        calls = []
+        for row, completion in enumerate(completions):
+            text = completion_text(completion)
+            values = {name: column[row] for name, column in columns.items()}
+            is_decided, reward = self.at_sight(text, **values)
+            rewards.append(reward)
+            if not is_decided:
+                open_rows.append(row)
+                calls.append(((text,), values))
 
-        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that were left
+        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that are still open
             if log_metric is not None:
-                log_metric(metric, value * (len(open_rows) / len(texts)))
+                log_metric(metric, value * (len(open_rows) / len(completions)))
 
         scores = scored_in_workers(
             self.score,
-            [((texts[row],), rows[row]) for row in open_rows],
+            calls,
             name=self.__name__,
             limits=self.limits,
             on_error=self.on_error,
@@ -200,7 +207,6 @@ class SampleReward:
             failed=self.lowest_reward,
             threads=self.threads,
         )
-        rewards = [reward for _, reward in first_looks]
         for row, score in zip(open_rows, scores, strict=True):
             rewards[row] = score
         return rewards

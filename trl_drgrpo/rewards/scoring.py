@@ -10,9 +10,7 @@ a duration belong to one row. A reward that compares the completions of a group,
 more. Then the call's time is divided among its rows, and an exception fails all of them.
 """
 
-import asyncio
 import csv
-import inspect
 import io
 import itertools
 import json
@@ -29,8 +27,8 @@ from typing import Any
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
-from trl_drgrpo.rewards.contract import log_number, validate_rewards
-from trl_drgrpo.rewards.texts import prompt_key
+from trl_drgrpo.rewards.contract import awaited, log_number, validate_rewards
+from trl_drgrpo.rewards.texts import one_line, prompt_key
 
 Row = dict[str, Any]
 # Columns of TRL's table beside prompt, completion and the rewards; none is a column of the dataset.
@@ -176,7 +174,7 @@ _READERS: dict[str, Callable[[Path, str], list[Row]]] = dict.fromkeys((".jsonl",
 _READERS |= {".csv": _read_csv, ".parquet": read_parquet}
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     """Tell whether a value is a text, or messages whose content is a text, parts, or nothing."""
     if not isinstance(value, list):
         return isinstance(value, str)
@@ -275,9 +273,7 @@ def score_rows(
         begun = time.perf_counter()
         try:
             with working_directory_kept(f"reward {name}"):
-                output = reward_func(**_keywords(batch, logged))
-                if inspect.isawaitable(output):
-                    output = asyncio.run(_result(output))
+                output = awaited(reward_func(**_keywords(batch, logged)))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # any error of a user's function is a row of the table
             if type(error) is InputError:
@@ -330,15 +326,9 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
     return unscored
 
 
-def _brief(value: Any) -> str:
-    is_shown = isinstance(value, str) and value.strip()
-    return one_line(value if is_shown else repr(value), 80)
-
-
-def one_line(text: str, longest: int) -> str:
-    """Return a text on one line, cut to so many characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+def _brief(value: object) -> str:
+    text = value if isinstance(value, str) and value.strip() else repr(value)
+    return one_line(text, 80)
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
@@ -351,14 +341,18 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     Returns:
         `list[dict]`: One per pair of graders, in order: `first`, `second`, `count` and `rows` (the first is 1).
     """
-    pairs = []
+    comparisons = []
     for first, second in itertools.combinations(graders, 2):
         rows = []
         for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
-            if (a is not b) if a is None or b is None else (abs(a - b) > tolerance):
+            if a is None or b is None:
+                differ = a is not b
+            else:
+                differ = abs(a - b) > tolerance
+            if differ:
                 rows.append(number)
-        pairs.append({"first": first, "second": second, "count": len(rows), "rows": rows})
-    return pairs
+        comparisons.append({"first": first, "second": second, "count": len(rows), "rows": rows})
+    return comparisons
 
 
 def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
@@ -371,7 +365,3 @@ def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str,
         "log_extra": lambda column, values: None,
         "log_metric": partial(log_number, lambda metric, value: logged.setdefault(metric, []).append(value)),
     }
-
-
-async def _result(awaitable: Any) -> Any:
-    return await awaitable

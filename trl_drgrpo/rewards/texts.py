@@ -6,14 +6,16 @@ are lists of messages, usually of one, whose content is a string or a list of pa
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+Text = str | list[dict[str, Any]]  # of a prompt or a completion: plain, or messages
 
-def completion_text(completion: Any) -> str:
-    """
-    Return a completion as one string: the text of the last assistant message, else of the last message. `None` content
-    (a pure tool call) is the empty string.
+
+def completion_text(completion: Text) -> str:
+    """Return a completion as one string: the text of the last assistant message, else of the last message.
+
+    `None` content (a pure tool call) is the empty string.
 
     Args:
         completion (`str` or `list[dict]`): A completion as TRL passes it: a text, or messages.
@@ -28,14 +30,22 @@ def completion_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    messages = list(completion)
-    messages = [message for message in messages if message.get("role") == "assistant"] or messages
-    return content_text(messages[-1].get("content")) if messages else ""
+    last = {}
+    for message in completion:
+        # Behind the last turn of the assistant there may be results of tools.
+        if message.get("role") == "assistant" or last.get("role") != "assistant":
+            last = message
+    return content_text(last.get("content"))
 
 
-def prompt_text(prompt: Any) -> str:
-    """
-    Return a prompt as one string, in which empty lines separate messages.
+def one_line(text: str, longest: int) -> str:
+    """Return a text on one line, cut to so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def prompt_text(prompt: Text) -> str:
+    """Return a prompt as one string, in which empty lines separate messages.
 
     Args:
         prompt (`str` or `list[dict]`): A prompt as TRL passes it: a text, or messages.
@@ -53,17 +63,21 @@ def prompt_text(prompt: Any) -> str:
     return "\n\n".join(content_text(message.get("content")) for message in prompt)
 
 
-def are_messages(completions: Any) -> bool:
+def are_messages(completions: Sequence[object]) -> bool:
     """Tell whether completions, of which there are some, are lists of messages."""
     return len(completions) > 0 and all(isinstance(completion, list) for completion in completions)
 
 
 def in_other_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call, without loggers, with completions and prompts in the form that they do not have:
-    messages as texts, or texts as messages."""
-    others = {key: value for key, value in kwargs.items() if key not in ("log_metric", "log_extra")}
+    """Return the keywords of a call with completions and prompts in the form that they do not have.
+
+    Messages become texts, texts become messages. Loggers are left out: nothing of this call is to be logged.
+    """
     form = "text" if are_messages(kwargs["completions"]) else "messages"
-    return others | in_form(others, form)
+    converted = {**kwargs, **in_form(kwargs, form)}
+    converted.pop("log_metric", None)
+    converted.pop("log_extra", None)
+    return converted
 
 
 def in_form(kwargs: Mapping[str, Any], form: str) -> dict[str, list[Any]]:
@@ -71,31 +85,34 @@ def in_form(kwargs: Mapping[str, Any], form: str) -> dict[str, list[Any]]:
     converted = {}
     for key, role, text_of in (("prompts", "user", prompt_text), ("completions", "assistant", completion_text)):
         values = kwargs.get(key)
-        if values is None:
-            continue
-        if form == "text":
-            converted[key] = [text_of(value) for value in values]
-        else:
+        if values is not None and form == "text":
+            converted[key] = list(map(text_of, values))
+        elif values is not None:
             converted[key] = [as_messages(value, role) for value in values]
     return converted
 
 
-def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
+def as_messages(value: Text, role: str) -> list[dict[str, Any]]:
     """Return text as one message of that role; messages as they are."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return value
 
 
-def content_text(content: Any) -> str:
+def content_text(content: str | Sequence[object] | None) -> str:
     """Return the content of a message as one string: a string as it is, the texts of parts one after the other."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    parts = [part for part in content if isinstance(part, Mapping)]
-    return "".join(part.get("text") or "" for part in parts if part.get("type", "text") == "text")
+    text = ""
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type", "text") == "text":
+            text += part.get("text") or ""
+    return text
 
 
-def prompt_key(prompt: Any) -> str:
+def prompt_key(prompt: object) -> str:
     """Return a prompt's identity by content: 16 hexadecimal digits, the same in every run and process.
 
     A copy of the prompt in a table has the same key: Arrow gives every message the fields of all others, as `None`,
@@ -122,13 +139,11 @@ def prompt_key(prompt: Any) -> str:
                 message = {**message, "content": content_text(message.get("content"))}
             messages.append(message)
         prompt = messages
-    text = prompt
-    if not isinstance(prompt, str):
-        text = json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):

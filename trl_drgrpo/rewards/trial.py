@@ -5,15 +5,13 @@ Prompts that are texts give completions that are texts, lists of messages give l
 an error and score nothing: `1 / len(completion)` is 1 for every message. A dry run finds all three.
 """
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, users_own
-from trl_drgrpo.rewards.contract import Rewards, form_note, reward_name, validate_rewards
+from trl_drgrpo.rewards.contract import Rewards, awaited, form_note, reward_name, unheard, validate_rewards
 from trl_drgrpo.rewards.isolation.isolated import IsolatedReward
 from trl_drgrpo.rewards.texts import are_messages, as_messages, in_other_form
 
@@ -62,7 +60,8 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     if other_error is not None:
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error))
         return
-    form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
+    form = "messages" if has_messages else "texts"
+    other_form = "texts" if has_messages else "messages"
     got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
@@ -88,18 +87,8 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _called(reward_func: Callable, kwargs: dict[str, Any], name: str) -> tuple[Rewards, Exception | SystemExit | None]:
     """Return the rewards of a call, or no rewards and its exception."""
-
-    def unheard(*args: Any) -> None:
-        """Stands in for TRL's loggers."""
-
     try:
-        output = reward_func(**kwargs, log_extra=unheard, log_metric=unheard)
-        if inspect.isawaitable(output):
-            output = asyncio.run(_result(output))
+        output = awaited(reward_func(**kwargs, log_extra=unheard, log_metric=unheard))
         return validate_rewards(output, len(_SAMPLES), name), None
     except (Exception, SystemExit) as error:
         return [], error
-
-
-async def _result(awaitable: Any) -> Any:
-    return await awaitable

@@ -10,6 +10,7 @@ from transformers.utils.logging import get_logger
 
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.process_rewards.step_fields import StepFields
+from trl_drgrpo.rewards.texts import Text
 
 if TYPE_CHECKING:
     from trl_drgrpo.objective.fork_advantages import Forks
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 DatasetRow = dict[str, Any]  # `prompt`, and the columns that reward functions read
-Text = str | list[dict[str, Any]]  # of a prompt or a completion: plain, or messages
 
 
 class Rollouts(TypedDict):

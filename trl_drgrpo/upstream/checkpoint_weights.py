@@ -28,8 +28,10 @@ REFERENCE = "ref"  # where a model has an adapter of this name, TRL takes it for
 
 
 def load_translated(model: torch.nn.Module, folder: Path) -> LoadResult | None:
-    """Load all weights of a checkpoint in place, the way `from_pretrained` does; returns what `load_state_dict`
-    returns, `None` for a model that has no `from_pretrained`."""
+    """Load all weights of a checkpoint in place, the way `from_pretrained` does.
+
+    Returns the result of `load_state_dict`; `None` for a model that has no `from_pretrained`.
+    """
     if not isinstance(model, PreTrainedModel):
         return None
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
@@ -70,7 +72,10 @@ def stored_name(model: torch.nn.Module, name: str, shape: tuple[int, ...]) -> st
     weight = torch.empty(shape, device="meta")
     stored = revert_weight_conversion(cast(PreTrainedModel, model), {name: weight})
     # A weight that is merely renamed comes back as the same object.
-    return next((other for other, tensor in stored.items() if len(stored) == 1 and tensor is weight), None)
+    for name_in_file, tensor in stored.items():
+        if len(stored) == 1 and tensor is weight:
+            return name_in_file
+    return None
 
 
 def load_default_adapter(model: torch.nn.Module, folder: Path) -> None:
@@ -85,7 +90,7 @@ def load_default_adapter(model: torch.nn.Module, folder: Path) -> None:
 
 
 def without_tied(model: torch.nn.Module, load_result: LoadResult) -> LoadResult:
-    """Result of `load_state_dict`, without missing keys that are tied to a loaded weight."""
+    """Return a result of `load_state_dict` without missing keys that are tied to a loaded weight."""
     sources = getattr(model, "all_tied_weights_keys", None) or {}
     missing = load_result.missing_keys
     untied = [key for key in missing if key not in sources or sources[key] in missing]

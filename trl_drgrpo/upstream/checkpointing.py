@@ -1,10 +1,12 @@
 """Options of checkpointing that TRL's trainer would lose: where inputs of layers wait, and which layers have them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
 
 from trl_drgrpo.upstream.private_state import swapped
 
@@ -13,17 +15,19 @@ _FOR_THE_MODEL = ("offload", "every_n_layers")
 
 
 @contextmanager
-def checkpoints_as_configured(model: Any) -> Iterator[None]:
+def checkpoints_as_configured(model: PreTrainedModel | PeftModel) -> Iterator[None]:
     """Inside the block, checkpointing that is switched on again has all its options.
 
     transformers takes `offload` and `every_n_layers` out of `gradient_checkpointing_kwargs` when training starts. TRL
     switches checkpointing off while it generates or scores, and on again with all of them as options of torch's
     `checkpoint`, which refuses them in the next forward.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     enable = base.gradient_checkpointing_enable
 
-    def enable_with_options(gradient_checkpointing_kwargs: Any = None, **for_the_model: Any) -> None:
+    def enable_with_options(
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, **for_the_model: Any
+    ) -> None:
         for_torch = dict(gradient_checkpointing_kwargs or {})
         for name in _FOR_THE_MODEL:
             if name in for_torch:

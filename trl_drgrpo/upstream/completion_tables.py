@@ -43,8 +43,7 @@ def _replace(column: "deque[Any]", values: Sequence[Any]) -> None:
 
 
 def plain_column(values: Sequence[Any]) -> list[Any]:
-    """
-    A column as Parquet holds it: arrays and tensors as numbers; all of it as text where it has no type in Parquet.
+    """Return a column as Parquet holds it: arrays and tensors as numbers; as text where Parquet has no type for it.
 
     Example:
 
@@ -67,8 +66,10 @@ def plain_column(values: Sequence[Any]) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
-    return text.encode("utf-8", errors="replace").decode("utf-8")
+    text = str(value)
+    if isinstance(value, list | dict):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", errors="replace").decode("utf-8")  # a tokenizer may leave a lone surrogate
 
 
 class _MixedTables:

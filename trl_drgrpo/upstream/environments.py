@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -85,9 +85,7 @@ class EnvironmentTurns(Feature):
         return [environment_class for environment_class in self.classes if hasattr(environment_class, method)]
 
     def _turns_begun(self) -> list[int]:
-        if self._record is None:
-            return []
-        return [len(keys) for keys in self._record.state_keys]
+        return [] if self._record is None else list(map(len, self._record.state_keys))
 
     def _run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.trainer.run_async(coroutine)  # the trainer does not exist yet when the rewards are built
@@ -145,10 +143,9 @@ class EnvironmentTurns(Feature):
         """Return the rows of all ranks' newest batch that an environment lost, and log their share by class."""
         if self.failures.raises or not self.classes:
             return []
-        rows = [
-            (type(environment).__name__, row in self.failures.rows)
-            for row, environment in enumerate(self.trainer.environments or ())
-        ]
+        rows = []
+        for row, environment in enumerate(self.trainer.environments or ()):
+            rows.append((type(environment).__name__, row in self.failures.rows))
         rows = self.trainer.gathered(rows)
         losses_by_class: dict[str, list[bool]] = {}
         for name, is_lost in rows:
@@ -193,7 +190,13 @@ class _BeforeReset(list[Any]):
             yield _GuardedReset(environment, row, self._failures)
 
 
-def outcome_reward(environment_class: Any, failures: Failures) -> Callable[..., Any]:
+class Rewarding(Protocol):
+    """An environment with an outcome reward."""
+
+    def get_reward(self) -> Any: ...
+
+
+def outcome_reward(environment_class: type[Rewarding], failures: Failures) -> Callable[..., Any]:
     """Return a reward function of a class's `get_reward`: TRL's, but an environment that fails costs its row."""
     is_async = inspect.iscoroutinefunction(environment_class.get_reward)
     field = f"{environment_class.__name__}.get_reward"
@@ -233,8 +236,9 @@ def withhold_turn_methods(host: "HostTrainer") -> None:
     for row, environment in enumerate(host.environments or ()):
         of_row = hidden_methods(environment)
         for callable_tools in (host._sync_tool_dicts[row], host._async_tool_dicts[row]):
-            for name in [name for name, tool in callable_tools.items() if tool in of_row]:
-                del callable_tools[name]
+            for name, tool in list(callable_tools.items()):
+                if tool in of_row:
+                    del callable_tools[name]
 
 
 class ToolLoop:
@@ -292,21 +296,22 @@ def check_tools(field: str, tools: Iterable[Any]) -> None:
 Factory = Callable[[], Any]
 
 
-def _probed(environment_factory: Any) -> tuple[Factory | dict[str, Factory] | None, list[Any]]:
+def _probed(environment_factory: EnvironmentFactory | None) -> tuple[Factory | dict[str, Factory] | None, list[Any]]:
     """Return the factory, or the dict of them, and one environment of each. TRL gets the same environments."""
     if environment_factory is None:
         return None, []
     if not isinstance(environment_factory, dict):
         factory, probe = _probed_factory(environment_factory, "")
         return factory, [probe]
-    factories, probes = {}, []
+    factories = {}
+    probes = []
     for name, factory in environment_factory.items():
         factories[name], probe = _probed_factory(factory, f" for {name!r}")
         probes.append(probe)
     return factories, probes
 
 
-def _probed_factory(factory: Any, where: str) -> tuple[Factory, Any]:
+def _probed_factory(factory: Callable[[], object], where: str) -> tuple[Factory, object]:
     """Return a factory that first hands out the two environments made here, and the first of these.
 
     Two show what one cannot: a factory that gives the same object again, or objects of several classes.
@@ -314,9 +319,9 @@ def _probed_factory(factory: Any, where: str) -> tuple[Factory, Any]:
     if not callable(factory):
         remedy = "Pass the class, or a function that makes one environment per rollout."
         raise InputError("environment_factory", type(factory).__name__ + where, "a class or a function", remedy)
-    environments: list[Any] = []
+    environments: list[object] = []
 
-    def make() -> Any:
+    def make() -> object:
         environment = factory()
         name = type(environment).__name__
         if any(environment is earlier for earlier in environments):
@@ -331,7 +336,7 @@ def _probed_factory(factory: Any, where: str) -> tuple[Factory, Any]:
 
     waiting = [make(), make()]
 
-    def hand_out() -> Any:
+    def hand_out() -> object:
         return waiting.pop(0) if waiting else make()
 
     return hand_out, environments[0]

@@ -4,8 +4,8 @@ A plain layer adds `lora_B(lora_A(x)) * scaling` of each active adapter to what 
 (DoRA, embeddings, layers of other kinds) computes something else, and keeps PEFT's forward.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -19,28 +19,48 @@ _PLAIN_FORWARDS = (
 )
 
 
-def active_lora_layers(model: nn.Module) -> list[Any]:
+class AdaptedLayer(Protocol):
+    """The part of a [`LoraLayer`] that decoding reads; mappings are by the name of the adapter."""
+
+    active_adapters: list[str]
+    base_layer: nn.Module
+    lora_A: Mapping[str, nn.Linear]  # (r, I)
+    lora_B: Mapping[str, nn.Linear]  # (O, r)
+    lora_dropout: Mapping[str, nn.Module]
+    lora_embedding_A: Mapping[str, torch.Tensor]
+    lora_variant: Mapping[str, object]  # DoRA and the like
+    scaling: Mapping[str, float]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def get_base_layer(self) -> nn.Module: ...  # behind all wrappers
+
+
+def active_lora_layers(model: nn.Module) -> list[AdaptedLayer]:
     """Return the layers in which an adapter changes the output: it is active, switched on and not merged."""
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, LoraLayer) and not module.merged and not module.disable_adapters and _adapters(module)
-    ]
+    layers = []
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and not module.merged and not module.disable_adapters:
+            layer = cast(AdaptedLayer, module)
+            if _adapters(layer):
+                layers.append(layer)
+    return layers
 
 
-def _adapters(layer: Any) -> list[str]:
+def _adapters(layer: AdaptedLayer) -> list[str]:
     """Return the names of a layer's active adapters, in PEFT's order."""
     return [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
 
 
-def why_not_plain(layer: Any) -> str | None:
+def why_not_plain(layer: AdaptedLayer) -> str | None:
     """Return why the active adapters of a layer cannot be written as one low-rank product; `None` where they can."""
     forward = type(layer).forward
     is_plain = f"{forward.__module__}.{forward.__qualname__}" in _PLAIN_FORWARDS
     if not is_plain or "forward" in vars(layer):
         return f"{type(layer).__name__} of {type(layer.get_base_layer()).__name__} has a forward of its own"
     for name in _adapters(layer):
-        down, up, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        down = layer.lora_A[name]
+        up = layer.lora_B[name]
+        dropout = layer.lora_dropout[name]
         if name in layer.lora_variant:
             return f"an adapter is a {type(layer.lora_variant[name]).__name__}"
         if type(down) is not nn.Linear or type(up) is not nn.Linear:
@@ -55,19 +75,18 @@ def why_not_plain(layer: Any) -> str | None:
     return None
 
 
-def adapter_dtype(layer: Any) -> torch.dtype:
+def adapter_dtype(layer: AdaptedLayer) -> torch.dtype:
     """Return the dtype of a plain layer's adapters."""
     return layer.lora_A[_adapters(layer)[0]].weight.dtype
 
 
-def is_adding(layer: Any) -> bool:
-    """Return whether a plain layer's adapters change its output."""
+def is_adding(layer: AdaptedLayer) -> bool:
+    """Tell whether a plain layer's adapters change its output: B starts at 0."""
     return any(bool(layer.lora_B[name].weight.any()) for name in _adapters(layer))
 
 
-def low_rank_factors(layers: Sequence[Any], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """
-    Copy the adapters of plain layers that read the same input.
+def low_rank_factors(layers: Sequence[AdaptedLayer], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Copy the adapters of plain layers that read the same input.
 
     Args:
         layers (`Sequence[LoraLayer]`): Layers of `I` inputs.

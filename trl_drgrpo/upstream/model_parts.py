@@ -3,12 +3,13 @@
 import inspect
 import sys
 from types import ModuleType
-from typing import Any
+
+from torch import nn
 
 ROTARY = "apply_rotary_pos_emb"  # in the file of nearly every model: (q, k, cos, sin) -> (q, k)
 
 
-def rotary_files(model: Any) -> list[ModuleType]:
+def rotary_files(model: nn.Module) -> list[ModuleType]:
     """Return the Python modules whose function [`ROTARY`] the layers of a model call."""
     files: dict[str, ModuleType] = {}
     for layer in {type(module) for module in model.modules()}:

@@ -30,16 +30,17 @@ def built_feature(source: Feature | type[Feature], trainer: "TrainerProtocol", a
     if not isinstance(feature, Feature):
         remedy = "Derive it from trl_drgrpo.Feature; a plain TrainerCallback goes into callbacks."
         raise InputError("features", shortened(feature), "features, or classes of them", remedy)
-    if any(feature is other for other in trainer.features):
+    if any(feature is listed for listed in trainer.features):
         raise InputError("features", f"{type(feature).__name__} twice", "each object once", "Remove one.")
-    check_hook_names(feature)
+    _check_hook_names(feature)
     if isinstance(feature, LossTerm):
         check_loss_term(feature, args)
     return feature
 
 
-def check_hook_names(feature: Feature) -> None:
+def _check_hook_names(feature: Feature) -> None:
     """Refuse a method that is a misspelled hook, or one of the trainer alone: it would never be called."""
+    # A decorated hook is for features; of transformers, all events of callbacks are.
     hooks = [name for name in dir(Hooks) if hasattr(getattr(Hooks, name), "__wrapped__")] + dir(Feature)
     for name in dir(type(feature)):
         if not name.startswith("on_") or name in hooks:

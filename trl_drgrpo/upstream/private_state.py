@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -34,12 +35,9 @@ T = TypeVar("T")
 
 
 def _joined(of_ranks: Sequence[dict[str, list[T]]]) -> Iterator[tuple[str, list[T]]]:
-    """The lists of all ranks under each of their names, in the order of names and ranks."""
+    """Yield the lists of all ranks under each of their names, in the order of names and ranks."""
     for name in sorted(set().union(*of_ranks)):
-        joined: list[T] = []
-        for lists in of_ranks:
-            joined += lists.get(name, [])
-        yield name, joined
+        yield name, list(chain.from_iterable(lists.get(name, []) for lists in of_ranks))
 
 
 @contextmanager
@@ -92,6 +90,8 @@ class PrivateState(GRPOTrainer):
     _describing: DescriptionGuard | None = None  # asked for before the constructor has run
     _logged_metrics: LoggedMetrics | None = None
     _tr_loss: torch.Tensor  # of the steps since the last log, set when training begins
+
+    # No `cached_property`: to pyright that is no property, as `TrainerProtocol` has it.
 
     @property
     def describing(self) -> DescriptionGuard:
@@ -167,13 +167,16 @@ class PrivateState(GRPOTrainer):
         changed = [name for name, then in self.built_with.items() if getattr(self.args, name) != then]
         if changed or vars(self.args).keys() - self.built_with.keys():  # the latter: no field at all
             self.args.check()
-        taken = {*self.takes, *(name for feature in self.features for name in feature.takes)}
+        read_once = set(self.takes)
+        for feature in self.features:
+            read_once.update(feature.takes)
         for name in changed:
             now = getattr(self.args, name)
+            # TRL's constructor copies many arguments to attributes of the same name, and reads those from then on.
             copied = vars(self).get(_COPIED_AS.get(name, name), now)
             if isinstance(copied, torch.Tensor):
                 copied = copied.tolist()
-            if name in taken or now != copied:
+            if name in read_once or now != copied:
                 expected = f"{self.built_with[name]!r}, as when it was built"
                 remedy = "The trainer has copied it: set it before, or build a new trainer."
                 raise InputError(name, f"{now!r}, assigned after the trainer was built", expected, remedy)
@@ -307,11 +310,10 @@ class PrivateState(GRPOTrainer):
         self.generation_config.stop_strings = None
         self.generation_kwargs.pop("stop_strings", None)
         self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
-        unused = [
-            f"{name}={value}"
-            for name, value in own_settings(self.model).items()
-            if getattr(self.generation_config, name, None) is None
-        ]
+        unused = []
+        for name, value in own_settings(self.model).items():
+            if getattr(self.generation_config, name, None) is None:
+                unused.append(f"{name}={value}")
         if unused:
             logger.warning(
                 "The model's generation_config has %s, which is not used in training: completions are sampled from "
@@ -374,7 +376,7 @@ class PrivateState(GRPOTrainer):
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
         advantages = self.gathered(advantages)
         logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
+        for _ in range(min(len(advantages), len(logged))):  # a deque holds the newest rows only, maybe fewer
             logged.pop()
         logged.extend(advantages)
 

@@ -141,8 +141,9 @@ def moved_seams(moved: Mapping[str, str]) -> UpstreamError:
         f"This version of trl-drgrpo was tested with trl {', '.join(TESTED['trl'])}: install that one, or look for a "
         "newer trl-drgrpo."
     )
-    if patches := sorted({module for name in moved if (module := patched_by(name))}):
-        remedy = f"Do not import or call what patches TRL ({', '.join(patches)}), or keep trl.GRPOTrainer."
+    patches = set(map(patched_by, moved)) - {""}
+    if patches:
+        remedy = f"Do not import or call what patches TRL ({', '.join(sorted(patches))}), or keep trl.GRPOTrainer."
     problems = "; ".join(f"{name}: {problem}" for name, problem in moved.items())
     return UpstreamError(f"trl {version('trl')}: {problems}. {remedy}")
 

@@ -57,8 +57,7 @@ class Start:
 
 @contextmanager
 def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfig | None") -> Iterator[Start]:
-    """
-    Give TRL's constructor, which runs inside the block, its models.
+    """Give TRL's constructor, which runs inside the block, its models.
 
     Args:
         trainer ([`HostTrainer`]): Its `load_policy` and `load_reward_model` load what is given by name.
@@ -89,7 +88,7 @@ def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfi
         def create_model_from_path(name: str, **options: Any) -> torch.nn.Module:
             if is_object:  # nothing is left to load but the reference
                 return _frozen_copy(trainer.model)
-            is_policy = not start.values
+            is_policy = not start.values  # TRL loads the policy first, then its reference
             loaded = trainer.load_policy(load, name, options)
             if is_policy:
                 begin_with(loaded)
@@ -116,8 +115,7 @@ def _frozen_copy(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def add_reference_adapter(model: torch.nn.Module, is_new: bool) -> None:
-    """
-    Put a frozen copy of a model's active adapter beside it, under the name that TRL scores the reference with.
+    """Put a frozen copy of a model's active adapter beside it, under the name that TRL scores the reference with.
 
     Args:
         model ([`~peft.PeftModel`]): The policy; anything else is left as it is.
@@ -126,7 +124,7 @@ def add_reference_adapter(model: torch.nn.Module, is_new: bool) -> None:
     """
     if not isinstance(model, PeftModel):
         return
-    name: Any = model.active_adapter
+    name = str(model.active_adapter)
     config: Any = copy.copy(model.peft_config[name])
     config.inference_mode = True  # AdaLoRA takes a second adapter only if it is not trained
     initialization = getattr(config, "init_lora_weights", None)

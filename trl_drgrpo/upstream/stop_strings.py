@@ -51,7 +51,9 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]):
-        self.strings, self.ends, self.tokenizer = strings, ends, tokenizer
+        self.strings = strings
+        self.ends = ends
+        self.tokenizer = tokenizer
         self._aligner = Aligner(tokenizer)
 
     @cached_property
@@ -60,19 +62,20 @@ class StopStrings:
         return StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])
 
     def cut(self, prompt_ids: Sequence[int], completion_ids: list[int]) -> list[int]:
-        """The tokens up to the one that completes a stop string, which is marked; all of them where there is none."""
+        """Return the tokens up to the one that completes a stop string, which is marked; all where there is none."""
         if not completion_ids:
             return completion_ids
         before = list(prompt_ids[-_PROMPT_TOKENS:])
         alignment = self._aligner.align([*before, *completion_ids])
         written = alignment.lengths[len(before) - 1] if before else 0  # characters of the prompt
-        found = []
+        string_ends = []
         for string in self.strings:
+            # A string may begin in the prompt, but its last character is the model's.
             start = alignment.text.find(string, max(0, written - len(string) + 1))
             if start >= 0:
-                found.append(start + len(string))
-        if not found:
+                string_ends.append(start + len(string))
+        if not string_ends:
             return completion_ids
-        end = min(found)
-        count = sum(length < end for length in alignment.lengths[len(before) :]) + 1
-        return [*completion_ids[: count - 1], EndToken(completion_ids[count - 1], self.ends)]
+        end = min(string_ends)
+        last = sum(length < end for length in alignment.lengths[len(before) :])
+        return [*completion_ids[:last], EndToken(completion_ids[last], self.ends)]

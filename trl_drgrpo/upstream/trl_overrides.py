@@ -319,9 +319,12 @@ class HostTrainer(Hooks, PrivateState):
         """Tell of uploads that failed: transformers waits for them, but never looks at how they ended."""
         uploads = getattr(self, "push_in_progress", None)
         ended = [job for job in uploads.jobs if job.done()] if uploads else []
-        outcomes = [job.exception() for job in ended if job not in self._uploads_reported]
+        errors = []
+        for job in ended:
+            error = job.exception()
+            if error is not None and job not in self._uploads_reported:
+                errors.append(error)
         self._uploads_reported = ended
-        errors = [error for error in outcomes if error is not None]
         if errors:
             self.on_failed_uploads(errors)
 

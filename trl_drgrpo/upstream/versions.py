@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
@@ -38,7 +38,7 @@ LIBRARIES = ("trl-drgrpo", "trl", "transformers", "torch")  # what any number of
 
 
 def installed_versions(packages: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of those packages that are installed; this one's also from a checkout without metadata."""
+    """Return the versions of those packages that are installed; this one's also from a checkout without metadata."""
     versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -127,9 +127,11 @@ def brief_bars() -> Iterator[None]:
     """Inside, transformers shows its bars (loading weights, writing shards) only where they take some seconds."""
     from transformers.utils import logging as transformers_logging
 
-    def delayed(factory: Any, args: Any, kwargs: Any) -> Any:
+    def delayed(factory: Callable[..., object], args: tuple, kwargs: dict[str, object]) -> object:
         options = {"delay": _BRIEF_SECONDS, **kwargs}
-        return factory(*args, **options) if previous is None else previous(factory, args, options)
+        if previous is None:
+            return factory(*args, **options)
+        return previous(factory, args, options)
 
     previous = transformers_logging.set_tqdm_hook(delayed)
     try:
@@ -142,7 +144,7 @@ def brief_bars() -> Iterator[None]:
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Provenance of measured numbers, to be kept in their files.
+    """Return the provenance of measured numbers, to be kept in their files.
 
     Args:
         command (`str`): The command that makes them; see also [`redacted_command`].
@@ -160,8 +162,8 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Commit of this package's checkout, with a `+` where files differ from it; `None` for an installed package, also
-    one whose environment lies in a checkout of something else."""
+    """Return the commit of this package's checkout, with a `+` where files differ; `None` for an installed package."""
+    # git looks in every folder above: an environment may lie in a checkout of something else.
     if not (Path(__file__).parents[2] / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]

@@ -20,7 +20,7 @@ import uuid
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate.utils import broadcast_object_list, gather_object
 from filelock import FileLock, Timeout
@@ -28,6 +28,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PreTrainedModel
 from trl.generation import vllm_generation as of_trl
 
 from trl_drgrpo.common.errors import InputError, UpstreamError
@@ -59,8 +60,8 @@ class AdapterFolder:
         has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size
         root = memory if has_room else Path(tempfile.gettempdir())
         prefix = f"trl-drgrpo-{os.getuid()}-"
-        for left in root.glob(f"{prefix}*.lock"):
-            _remove(FileLock(left, blocking=False), left.with_suffix(""))
+        for lock_file in root.glob(f"{prefix}*.lock"):
+            _remove(FileLock(lock_file, blocking=False), lock_file.with_suffix(""))
         self.path = root / f"{prefix}{uuid.uuid4().hex[:8]}"
         lock = FileLock(f"{self.path}.lock", blocking=False)
         lock.acquire()  # before there is a folder: one without a lock is nobody's
@@ -75,12 +76,12 @@ class AdapterFolder:
         for old in self.path.iterdir():
             shutil.rmtree(old)
         version.mkdir()
-        name: Any = model.active_adapter
+        name = str(model.active_adapter)
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         renamed = {}
         for key, value in state.items():
-            layer, _, rest = key.removeprefix(_PREFIX).partition(".lora_")
-            renamed[f"{_PREFIX}{stored_layers[layer]}.lora_{rest}"] = value.contiguous()
+            layer, _, part = key.removeprefix(_PREFIX).partition(".lora_")
+            renamed[f"{_PREFIX}{stored_layers[layer]}.lora_{part}"] = value.contiguous()
         save_file(renamed, version / "adapter_model.safetensors")
         config = copy.copy(model.peft_config[name])
         config.inference_mode = True
@@ -89,7 +90,7 @@ class AdapterFolder:
 
 
 def _remove(lock: FileLock, folder: Path) -> None:
-    """Removes a folder and its lock, unless another process holds that."""
+    """Remove a folder and its lock, unless another process holds the lock."""
     with contextlib.suppress(Timeout, OSError):
         lock.acquire()
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +111,8 @@ class VLLMSync(of_trl.VLLMGeneration):
     model: PeftModel
 
     def __init__(self, *args: Any, trainer: "HostTrainer", **kwargs: Any):
-        self.trainer, trainer.vllm_lora = trainer, trainer.args.vllm_lora  # whose later assignment is refused
+        self.trainer = trainer
+        trainer.vllm_lora = trainer.args.vllm_lora  # a copy on the trainer: a later assignment is refused
         self.folder: AdapterFolder | None = None  # of the process that writes for its machine
         self.path: Any = None  # of that folder, on every process; `None`: weights travel
         self.version = 0
@@ -158,9 +160,9 @@ class VLLMSync(of_trl.VLLMGeneration):
             return f"{len(model.active_adapters)} adapters are active"
         return why_merged(self.adapter) or self._why_not_layer_by_layer(model.get_base_model())
 
-    def _why_not_layer_by_layer(self, base: Any) -> str | None:
+    def _why_not_layer_by_layer(self, base: nn.Module) -> str | None:
         """Return why vLLM has no place for the adapter of a layer; `None`: all names of layers are noted."""
-        language_model = language_model_name(base)
+        language_model = language_model_name(cast(PreTrainedModel, base))
         for name, layer in base.named_modules():
             if not isinstance(layer, LoraLayer):
                 continue
@@ -187,7 +189,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             logger.warning("vLLM gets merged weights in the place of the adapter: %s.", reason)
 
     def _common_folder(self) -> Path:
-        """The folder of this machine."""
+        """Make and return the folder of this machine."""
         if self._writes:
             self.folder = AdapterFolder(sum(p.nbytes for p in self.model.parameters() if p.requires_grad))
         paths = gather_object([self.folder and self.folder.path])
@@ -200,7 +202,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         return self.accelerator.is_main_process if server else self.accelerator.is_local_main_process
 
     def _write(self) -> tuple[str, Path]:
-        """The next version of the adapter, written: its name, and its folder."""
+        """Write the next version of the adapter; return its name and its folder."""
         self.version += 1
         version = self.path / str(self.version)
         if self.folder is not None:
@@ -231,7 +233,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         self.trainer.log_batch(sizes if self._writes else {}, {})
 
     def _load(self) -> None:
-        """Into the engine of this process, which is awake."""
+        """Load the next version into the engine of this process, which is awake."""
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         name, version = self._write()
@@ -242,16 +244,20 @@ class VLLMSync(of_trl.VLLMGeneration):
         self.accelerator.wait_for_everyone()  # before anybody may write the next one
 
     def load_into_server(self, client: "VLLMClient") -> None:
-        """The next version, in the place of the one before."""
+        """Load the next version in the place of the one before."""
         name, version = self._write()
         load_adapter(client.base_url, name, version)
-        if self.unload is not None:
+        if self.unload is not None:  # only now: a request must find one of the two
             self.unload()
-        client.model, self.unload = name, weakref.finalize(self, unload_adapter, client.base_url, name)
+        client.model = name
+        self.unload = weakref.finalize(self, unload_adapter, client.base_url, name)
 
     def begin_with_server(self, client: "VLLMClient") -> bool:
-        """Tell whether adapters travel to a server, tried with the first. If not, the log says why, or an `InputError`
-        how to start the server, where weights cannot travel either."""
+        """Tell whether adapters travel to a server, tried with the first one; if not, the log says why.
+
+        Raises:
+            `InputError`: Weights cannot travel either; how to start the server.
+        """
         info: dict[str, Any] = {}
         try:
             info = client.get_server_info()
@@ -273,11 +279,13 @@ class VLLMSync(of_trl.VLLMGeneration):
         return False
 
     def _problem(self, client: "VLLMClient", info: dict[str, Any]) -> str | None:
-        """Problem that the server states itself, if any."""
-        served, lora = info.get("model_config", {}).get("model"), info.get("lora_config")
-        ours = self.model.name_or_path
-        if ours and Path(ours).name not in {Path(name).name for name in (served, client.model) if name}:
-            return f"it serves {served or client.model}, the adapter is one of {ours}"
+        """Return the problem that the server states itself, if any."""
+        served = info.get("model_config", {}).get("model")
+        lora = info.get("lora_config")
+        base = self.model.name_or_path
+        # By the last part: a server on another machine may have the same model in another folder.
+        if base and Path(base).name not in {Path(name).name for name in (served, client.model) if name}:
+            return f"it serves {served or client.model}, the adapter is one of {base}"
         if lora is None:
             return "it runs without --enable-lora"
         if lora["max_lora_rank"] < self.adapter.r:
@@ -286,29 +294,29 @@ class VLLMSync(of_trl.VLLMGeneration):
 
 
 def _engine_class(rank: int) -> Any:
-    """TRL's colocated engine with adapters. A function, as the name is there only where vLLM is installed."""
+    """Return TRL's colocated engine with adapters. A function: the name is there only where vLLM is installed."""
 
     engine: Any = getattr(of_trl, "LLM", object)
-    offered = next(each for each in VLLM_RANKS if each >= rank)
+    offered_rank = min(size for size in VLLM_RANKS if size >= rank)
 
     class AdapterEngine(engine):
         newest: Any = None  # request for the newest version
 
         def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **options, enable_lora=True, max_lora_rank=offered, max_loras=1)
+            super().__init__(*args, **options, enable_lora=True, max_lora_rank=offered_rank, max_loras=1)
 
         def generate(self, *args: Any, **options: Any) -> Any:
             return super().generate(*args, **{"lora_request": self.newest, **options})
 
         def sleep(self, *args: Any, **options: Any) -> Any:
-            """Level 2 would forget the base, which nobody sends again."""
+            # Level 2, which TRL asks for, would forget the base, which nobody sends again.
             return super().sleep(*args, **{**options, "level": 1})
 
     return AdapterEngine
 
 
 def _client_class(sync: VLLMSync) -> Any:
-    """TRL's client of a server, which gets adapters."""
+    """Return TRL's client of a server, which gets adapters."""
 
     class AdapterClient(of_trl.VLLMClient):
         def init_communicator(self, *args: Any, **options: Any) -> None:
@@ -322,7 +330,7 @@ def _client_class(sync: VLLMSync) -> Any:
             try:
                 sync.load_into_server(self)
             except AdapterRefused as error:
-                got, remedy = f"{self.base_url}, which no longer loads adapters: {error}", "Resume when it does."
-                raise InputError("vllm_server_base_url", got, "a server that does", remedy) from None
+                got = f"{self.base_url}, which no longer loads adapters: {error}"
+                raise InputError("vllm_server_base_url", got, "a server that does", "Resume when it does.") from None
 
     return AdapterClient

@@ -24,12 +24,14 @@ Quantization = QuantizationConfigMixin | dict[str, Any]  # as the trainer is giv
 
 @contextmanager
 def merged_while_read(model: torch.nn.Module) -> Iterator[None]:
-    """
-    Inside the block, between `model.merge_adapter()` and `model.unmerge_adapter()`, `model.named_parameters()` gives
-    merged copies of the weights that carry an adapter, one layer at a time, and the model itself stays unmerged.
+    """Give merged copies of the weights that carry an adapter, one layer at a time; the model itself stays unmerged.
 
-    `UpstreamError`: no merged weight was read, so the installed TRL reads them in another way, and would have sent the
-    base model. Models without adapters are left alone.
+    Inside the block, `model.named_parameters()` does so between `model.merge_adapter()` and `model.unmerge_adapter()`.
+    Models without adapters are left alone.
+
+    Raises:
+        `UpstreamError`: No merged weight was read: the installed TRL reads them in another way, and would have sent
+            the base model.
     """
     if not isinstance(model, PeftModel):
         yield
@@ -37,8 +39,12 @@ def merged_while_read(model: torch.nn.Module) -> Iterator[None]:
     from trl_drgrpo.upstream.private_state import swapped  # TRL, which a check of the model does not load
 
     reader = _MergedReader(model)
-    names = ("merge_adapter", "unmerge_adapter", "named_parameters")
-    with swapped(model, **{name: getattr(reader, name) for name in names}):
+    with swapped(
+        model,
+        merge_adapter=reader.merge_adapter,
+        unmerge_adapter=reader.unmerge_adapter,
+        named_parameters=reader.named_parameters,
+    ):
         yield
     if reader.merged and reader.layers and not reader.read:
         raise UpstreamError(
@@ -66,7 +72,8 @@ class _MergedReader:
         self.merged = self._merging = True
 
     def unmerge_adapter(self) -> None:
-        self._merging, self._newest = False, {}
+        self._merging = False
+        self._newest = {}
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         for name, param in self._named_parameters(*args, **kwargs):
@@ -77,26 +84,29 @@ class _MergedReader:
                 yield name, param
 
     def _merged_copy(self, param: Tensor) -> Tensor:
-        if id(param) not in self._newest:
-            layers = self.layers[id(param)]
-            params = {id(p): p for layer in layers for p in layer.get_base_layer().parameters()}
-            own = {key: p.data for key, p in params.items()}
-            merged_before = [
-                (layer, list(layer.merged_adapters))
-                for root in layers
-                for layer in _tuner_layers(cast(torch.nn.Module, root))
-            ]
-            try:
-                for p in params.values():
-                    p.data = p.data.clone()  # PEFT adds the adapter to whatever lies here
-                for layer in layers:
-                    layer.merge()
-                self._newest = {key: p.data for key, p in params.items()}
-            finally:
-                for key, p in params.items():
-                    p.data = own[key]
-                for layer, merged in merged_before:
-                    layer.merged_adapters = merged
+        if id(param) in self._newest:
+            return self._newest[id(param)]
+        layers = self.layers[id(param)]
+        params: dict[int, Tensor] = {}
+        merged_before: list[tuple[BaseTunerLayer, list[str]]] = []
+        for layer in layers:
+            params |= {id(p): p for p in layer.get_base_layer().parameters()}
+            # A layer of PEFT may wrap others, one for each of several parameters: merging marks them, too.
+            for inner in _tuner_layers(cast(torch.nn.Module, layer)):
+                merged_before.append((inner, list(inner.merged_adapters)))
+        unmerged = {key: p.data for key, p in params.items()}
+        try:
+            for p in params.values():
+                p.data = p.data.clone()  # PEFT adds the adapter to whatever lies here
+            for layer in layers:
+                layer.merge()
+            self._newest = {key: p.data for key, p in params.items()}
+        finally:
+            # The old memory comes back, not a subtraction: the weights are bit for bit what they were.
+            for key, p in params.items():
+                p.data = unmerged[key]
+            for layer, merged in merged_before:
+                layer.merged_adapters = merged
         return self._newest[id(param)]
 
 
@@ -115,9 +125,10 @@ _LEAVE_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")  # `init_lora_w
 
 
 def why_merged(adapter: PeftConfig | None) -> str | None:
-    """The reason why vLLM cannot take an adapter, by its configuration; `None`: it can."""
-    if not isinstance(adapter, LoraConfig) or type(adapter) is not LoraConfig:
-        return f"{getattr(getattr(adapter, 'peft_type', None), 'value', type(adapter).__name__)} is not LoRA"
+    """Return why vLLM cannot take an adapter, by its configuration; `None`: it can."""
+    if not isinstance(adapter, LoraConfig) or type(adapter) is not LoraConfig:  # a subclass is another kind
+        kind = getattr(adapter, "peft_type", None)
+        return f"{getattr(kind, 'value', type(adapter).__name__)} is not LoRA"
     if adapter.init_lora_weights not in _LEAVE_THE_BASE:
         return f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights"
     if adapter.r > VLLM_RANKS[-1]:
@@ -135,9 +146,10 @@ def refuse_unsendable(
     quantization_config: Quantization | None = None,
     peft_config: PeftConfig | None = None,
 ) -> None:
-    """
-    Refuse vLLM for what it could not be sent, before a model loads: an adapter of virtual tokens, a quantized base but
-    for one in 4 bits, beside which a LoRA adapter travels alone.
+    """Refuse vLLM for what it could not be sent, before a model loads.
+
+    Refused are an adapter of virtual tokens, and a quantized base but for one in 4 bits, beside which a LoRA adapter
+    travels alone.
 
     Args:
         args ([`DrGRPOConfig`]): The configuration; nothing is refused without `use_vllm`.
@@ -155,16 +167,16 @@ def refuse_unsendable(
         remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
-    found = _quantization(args, model, quantization_config)
-    if not found:
+    quantization = _quantization(args, model, quantization_config)
+    if not quantization:
         return
     reason = "vllm_lora is 'merged'" if args.vllm_lora == "merged" else why_merged(adapter)
-    if not found.endswith(("load_in_4bit", "loaded in 4 bits")):
+    if not quantization.endswith(("load_in_4bit", "loaded in 4 bits")):
         reason = "vLLM loads none but 4-bit weights of bitsandbytes beside it"
     if reason:
         raise InputError(
             "use_vllm",
-            f"True with a quantized base model ({found}) whose adapter cannot travel alone: {reason}",
+            f"True with a quantized base model ({quantization}) whose adapter cannot travel alone: {reason}",
             "plain LoRA on a base in 4, 16 or 32 bits",
             "Merged weights would reach vLLM as raw quantized storage. Train plain LoRA on the base in 4 bits or in "
             "bfloat16, or remove use_vllm: this package's own generation also runs each prompt only once.",
@@ -175,29 +187,32 @@ def refuse_unsendable(
         raise InputError("use_vllm", "True with a base in 4 bits", "the package vllm-bnb-plugin", remedy)
 
 
-def _quantization(args: "DrGRPOConfig", model: "Policy", asked: Quantization | None) -> str | None:
-    """How the base is quantized, or will be, in words; `None`: it is not, or its weights are dequantized."""
+def _quantization(args: "DrGRPOConfig", model: "Policy", config: Quantization | None) -> str | None:
+    """Say how the base is quantized, or will be; `None`: it is not, or its weights are dequantized."""
     if not isinstance(model, str):
-        named = [f"loaded in {bits} bits" for bits in (4, 8) if getattr(model, f"is_loaded_in_{bits}bit", False)]
-        named += ["loaded quantized"] if getattr(model, "is_quantized", False) else []
-        return named[0] if named else None
+        for bits in (4, 8):
+            if getattr(model, f"is_loaded_in_{bits}bit", False):
+                return f"loaded in {bits} bits"
+        return "loaded quantized" if getattr(model, "is_quantized", False) else None
     loading = args.model_init_kwargs or {}
     stored_as = ""
-    asked = asked or loading.get("quantization_config")
-    if asked is None and any(loading.get(f"load_in_{bits}bit") for bits in (4, 8)):
-        asked = loading
-    if asked is None:
-        asked = _stored_quantization(args, model, loading)
+    config = config or loading.get("quantization_config")
+    if config is None and (loading.get("load_in_4bit") or loading.get("load_in_8bit")):
+        config = loading
+    if config is None:
+        config = _stored_quantization(args, model, loading)
         stored_as = f"{model} is stored so, "
-    if asked is None or _read(asked, "dequantize"):
+    if config is None or _read(config, "dequantize"):
         return None
-    method = _read(asked, "quant_method")
-    named = [f"load_in_{bits}bit" for bits in (4, 8) if _read(asked, f"load_in_{bits}bit")]
-    return stored_as + str([*named, getattr(method, "value", method) or type(asked).__name__][0])
+    for bits in (4, 8):
+        if _read(config, f"load_in_{bits}bit"):
+            return f"{stored_as}load_in_{bits}bit"
+    method = _read(config, "quant_method")
+    return f"{stored_as}{getattr(method, 'value', method) or type(config).__name__}"
 
 
 def _stored_quantization(args: "DrGRPOConfig", name: str, loading: dict[str, Any]) -> Quantization | None:
-    """`quantization_config` of a model's config.json; `None` also where there is no such file: loading will say so."""
+    """Read `quantization_config` of a model's config.json; `None` also without such a file: loading will say so."""
     from transformers import AutoConfig
 
     trust = loading.get("trust_remote_code", args.trust_remote_code)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
 from trl_drgrpo.common.errors import DiskFullError
 from trl_drgrpo.features.diagnostics.movement import first_loss_remarks, is_first_loss
@@ -47,10 +47,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GENERATE, SCORE, TRAIN = "generate", "score", "train"
+GENERATE = "generate"
+SCORE = "score"
 # Places, as the guard names them.
-_STATISTICS, _WARNINGS, _PHASES = "The statistics of a batch", "The watch for warnings", "The clock of the phases"
-_END, _METRICS = "The end of the run log", "The run log's metrics"
+_STATISTICS = "The statistics of a batch"
+_WARNINGS = "The watch for warnings"
+_PHASES = "The clock of the phases"
+_END = "The end of the run log"
+_METRICS = "The run log's metrics"
 
 
 class PhaseClock:
@@ -91,8 +95,9 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block as a phase, `"generate"` or `"score"`; inside of another one, as that one. Outside of a step
-        (evaluation) not at all."""
+        """Count the block as a phase, `"generate"` or `"score"`. Inside of another phase it counts as that one,
+        outside of a step (in an evaluation) not at all."""
+        # A reward function may generate, and a custom rollout may score: their seconds must not count twice.
         if self._is_running or self._began is None:
             yield
             return
@@ -110,18 +115,23 @@ class PhaseClock:
         self._of_step = defaultdict(float)
 
     def step_ends(self, tokens: int) -> dict[str, float]:
-        """An optimizer step has ended. `tokens`: completion tokens generated in it over all ranks, 0 when it reused
-        some. Returns the metrics of this step alone, named as in `read`."""
+        """End an optimizer step and return its own metrics, named as in `read`.
+
+        `tokens`: completion tokens generated in it over all ranks, 0 where it reused some.
+        """
         if self._began is None:
             return {}
-        step = {**self._of_step, "whole": self._clock() - self._began, "steps": 1, "tokens": tokens}
+        step = self._of_step
+        step["whole"] = self._clock() - self._began
+        step["steps"] = 1
+        step["tokens"] = tokens
         for name, amount in step.items():
             self._sums[name] += amount
         self._began = None
-        return self._as_metrics(defaultdict(float, step))
+        return self._as_metrics(step)
 
     def read(self) -> dict[str, float]:
-        """The metrics since the last reading, and a fresh start.
+        """Return the metrics since the last reading, and start afresh.
 
         Returns:
             `dict[str, float]`: `time/generate_s`, `time/score_s`, `time/train_s`: seconds per optimizer step;
@@ -129,19 +139,25 @@ class PhaseClock:
         """
         if not self._sums["steps"]:
             return {}
-        sums, self._sums = self._sums, defaultdict(float)
+        sums = self._sums
+        self._sums = defaultdict(float)
         return self._as_metrics(sums)
 
     @staticmethod
     def _as_metrics(sums: dict[str, float]) -> dict[str, float]:
-        rest = sums["whole"] - sums[GENERATE] - sums[SCORE]
-        seconds = {GENERATE: sums[GENERATE], SCORE: sums[SCORE], TRAIN: max(rest, 0.0)}
-        result = {f"time/{name}_s": total / sums["steps"] for name, total in seconds.items()}
+        steps = sums["steps"]
+        training = sums["whole"] - sums[GENERATE] - sums[SCORE]
+        result = {
+            "time/generate_s": sums[GENERATE] / steps,
+            "time/score_s": sums[SCORE] / steps,
+            "time/train_s": max(training, 0.0) / steps,  # rounding may leave less than nothing
+        }
         if sums["whole"] > 0:
             result["time/tokens_per_s"] = sums["tokens"] / sums["whole"]
         return result
 
 
+# A record shows these in fields of their own.
 _NO_COLUMNS = ("prompt", "completion", "completions", "completion_ids")
 
 
@@ -157,98 +173,108 @@ class BatchSnapshot:
     Attributes:
         rewards (`list[float]` of length `B`): Over all ranks; NaN = unscorable.
         per_func (`list[list[float]]` of shape `(F, B)`): Each function's rewards, over all ranks.
-        own (`dict[str, list]`, each of length `b`): This rank's rows, as columns of [`BatchRows`].
+        rank_rows (`dict[str, list]`, each of length `b`): This rank's rows, as columns of [`BatchRows`].
     """
 
     def __init__(
         self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
     ):
-        self.batch, self.first_row = batch, first_row
+        self.batch = batch
+        self.first_row = first_row
         rows = range(len(batch.scored.prompts))
         self._recorded = [i for i in rows if (first_row + i) // batch.num_generations in recorded]
         advantages = batch.token_advantages
-        tensors = {
-            "rewards": batch.rewards,
-            "row advantages": batch.row_advantages,
-            **{f"reward {f}": column for f, column in enumerate(batch.scored.rewards_per_func.unbind(dim=1))},
-            "tokens": batch.completion_mask.sum(dim=1),
-            "trained": batch.trained_mask.sum(dim=1),
-            "gradient_weight": advantages.abs().sum(dim=1),
-            "token advantages": advantages[self._recorded],
-            "token masks": batch.trained_mask[self._recorded],
-        }
-        weights = batch.row_weights
-        if weights is not None:
-            tensors["weights"] = weights
-        numbers = to_host(tensors)
+        # One transfer for all of it: each one waits until the device has finished what it has to do.
+        numbers = to_host(
+            {
+                "rewards": batch.rewards,
+                "row advantages": batch.row_advantages,
+                "per func": batch.scored.rewards_per_func.T,
+                "tokens": batch.completion_mask.sum(dim=1),
+                "trained": batch.trained_mask.sum(dim=1),
+                "gradient weights": advantages.abs().sum(dim=1),
+                "weights": batch.row_weights,
+                "token advantages": advantages[self._recorded],
+                "token masks": batch.trained_mask[self._recorded],
+            }
+        )
         self.rewards = numbers["rewards"]
         self._advantages = numbers["row advantages"]
         self._token_advantages = numbers["token advantages"]
         self._token_masks = numbers["token masks"]
-        self.per_func = [numbers[f"reward {f}"] for f in range(batch.scored.rewards_per_func.size(1))]
-        ids = batch.scored.completion_ids
-        counts = zip(ids, numbers["tokens"], numbers["trained"], strict=True)
-        self.own: dict[str, list[Any]] = {
-            # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
-            "lengths": [len(row) - int(tokens - trained) for row, tokens, trained in counts],
-            "trained": [int(tokens) for tokens in numbers["trained"]],
-            "gradient_weights": numbers["gradient_weight"],
-            "truncated": [len(row) > 0 and row[-1] not in stop_token_ids for row in ids],
-            "texts": [hash(tuple(row)) for row in ids],
+        per_func = numbers["per func"]
+        self.per_func = [per_func[i : i + len(self.rewards)] for i in range(0, len(per_func), len(self.rewards))]
+        self.rank_rows: dict[str, list[Any]] = {
+            "lengths": [],
+            "trained": list(map(int, numbers["trained"])),
+            "gradient_weights": numbers["gradient weights"],
+            "truncated": [],
+            "texts": [],
         }
-        if weights is not None:
-            self.own["weights"] = numbers["weights"]
+        if "weights" in numbers:
+            self.rank_rows["weights"] = numbers["weights"]
+        for ids, tokens, trained in zip(
+            batch.scored.completion_ids, numbers["tokens"], numbers["trained"], strict=True
+        ):
+            # A tool's tokens are in the completion but not trained on; where all of a row is masked, none can be told.
+            self.rank_rows["lengths"].append(len(ids) - int(tokens - trained))
+            self.rank_rows["truncated"].append(len(ids) > 0 and ids[-1] not in stop_token_ids)
+            # Ranks exchange these columns. Of integers, unlike texts, the hash is the same in every process.
+            self.rank_rows["texts"].append(hash(tuple(ids)))
 
     def records(
         self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
     ) -> Iterator[dict[str, Any]]:
-        """This rank's rows of the groups that are recorded, as they stand in `completions.jsonl`, with what their
-        group needs under `index`, `prompt`, `columns`. `names`: the `F` reward functions; `correct`: `B` values, over
-        all ranks."""
-        scored, steps, forks = self.batch.scored, self.batch.steps, self.batch.forks
+        """Yield this rank's rows of the groups that are recorded, as they stand in `completions.jsonl`.
+
+        What belongs to their group is under `index`, `prompt` and `columns`. `names`: the `F` reward functions;
+        `correct`: `B` values, over all ranks.
+        """
+        scored = self.batch.scored
+        steps = self.batch.steps
+        forks = self.batch.forks
         width = self.batch.trained_mask.size(1)
-        for n, i in enumerate(self._recorded):
+        for number, i in enumerate(self._recorded):
             row = self.first_row + i
             ids = list(scored.completion_ids[i])
-            tokens = slice(n * width, n * width + len(ids))
+            tokens = slice(number * width, number * width + len(ids))
             spans = spans_of(
                 ids,
                 self._token_advantages[tokens],
                 self._token_masks[tokens],
                 aligner,
-                step_ends=steps.steps[i].ends if steps else (),
-                step_rewards=steps.rewards[i] if steps else (),
-                cuts=forks.cuts[row] if forks else None,
+                steps.steps[i].ends if steps else (),
+                steps.rewards[i] if steps else (),
+                forks.cuts[row] if forks else None,
             )
-            columns = {name: short_text(value) for name, value in scored.inputs[i].items() if name not in _NO_COLUMNS}
             yield {
                 "index": row,
                 "prompt": logged_prompt(scored.prompts[i]),
-                "columns": columns,
+                "columns": {name: short_text(v) for name, v in scored.inputs[i].items() if name not in _NO_COLUMNS},
                 "spans": list(spans),
                 "rewards": {name: readable(values[row]) for name, values in zip(names, self.per_func, strict=True)},
                 "reward": readable(self.rewards[row]),
                 "advantage": readable(self._advantages[i]),
-                "length": self.own["lengths"][i],
-                "truncated": self.own["truncated"][i],
-                "right": correct[row] if correct else None,
+                "length": self.rank_rows["lengths"][i],
+                "truncated": self.rank_rows["truncated"][i],
+                "right": correct and correct[row],
             }
 
 
-def to_host(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Flat lists of numbers from tensors of one device, in one transfer (as float32)."""
-    flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors.values()])
-    numbers = iter(flat.tolist())
-    return {name: list(islice(numbers, tensor.numel())) for name, tensor in tensors.items()}
+def to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, list[float]]:
+    """Return flat lists of numbers from tensors of one device, in one transfer (as float32); `None` is left out."""
+    flat = {name: tensor.detach().float().flatten() for name, tensor in tensors.items() if tensor is not None}
+    numbers = iter(torch.cat(list(flat.values())).tolist())
+    return {name: list(islice(numbers, len(tensor))) for name, tensor in flat.items()}
 
 
 @dataclass
-class _SeenBatch:
+class _RankView:
     """This rank's look at a batch."""
 
     snapshot: BatchSnapshot
     correct: list[bool | None] | None  # of each row of all ranks
-    records: list[dict[str, Any]]  # this rank's
+    records: list[dict[str, Any]]  # of this rank
 
 
 class Diagnostics(DescribingFeature):
@@ -283,13 +309,16 @@ class Diagnostics(DescribingFeature):
         self._stream_has_ended = False
 
     def on_trainer_built(self) -> None:
-        """Set everything up; the reward functions are known by now. Refuses a `correct_reward` that the run does not
-        have."""
-        trainer, args = self.trainer, self.trainer.args
-        if trainer.reward_func_names != [reward_name(process_only)]:  # whose 0 says nothing
-            self.correctness_rule = CorrectnessRule(
-                trainer.reward_func_names, args.correct_reward, args.correct_threshold
-            )
+        """Set everything up: the reward functions are known by now.
+
+        Raises:
+            `InputError`: A `correct_reward` that the run does not have.
+        """
+        trainer = self.trainer
+        args = trainer.args
+        names = trainer.reward_func_names
+        if names != [reward_name(process_only)]:  # its constant 0 says nothing about a completion
+            self.correctness_rule = CorrectnessRule(names, args.correct_reward, args.correct_threshold)
         self.run_log = RunLog(Path(args.output_dir))
         thresholds = warning_thresholds(args.run_warnings)
         if args.process_role == "baseline":
@@ -306,10 +335,10 @@ class Diagnostics(DescribingFeature):
         try:
             yield
         except BaseException as error:
-            how = f"failed: {type(error).__name__}"
-            said_already = suppress(OSError) if isinstance(error, DiskFullError) else nullcontext()
-            with self.describing(_END), said_already:
-                self.run_log.end(self.trainer.state.global_step, how)
+            # The error of a full disk says it all: the same disk refuses this file, too.
+            refusal = suppress(OSError) if isinstance(error, DiskFullError) else nullcontext()
+            with self.describing(_END), refusal:
+                self.run_log.end(self.trainer.state.global_step, f"failed: {type(error).__name__}")
             raise
 
     # Phases
@@ -325,19 +354,17 @@ class Diagnostics(DescribingFeature):
     def _timed(self, phase: str) -> AbstractContextManager[None]:
         return self.describing.around(_PHASES, lambda: self.phases.phase(phase))
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        # Both read differences: what was logged, or took time, before this step is not its own.
         self.trainer.logged_metrics.begin_step()
         self.phases.step_begins()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         numbers = self.describing.value("The numbers of a step", self.trainer.logged_metrics.of_step, otherwise={})
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(state.global_step, numbers)
+        # Warnings do not judge seconds. Every rank's clock ends its step, or the next one would add to it.
         numbers = numbers | self.phases.step_ends(self._new_tokens)
         self._new_tokens = 0
         if not state.is_world_process_zero:
@@ -354,27 +381,22 @@ class Diagnostics(DescribingFeature):
         with self.describing(_METRICS):
             self.run_log.metrics(state.global_step, state.epoch, numbers)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         self._epoch_began_at = state.global_step
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args, state, control, **kwargs) -> None:
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
             return
         where = f"train_dataset: the stream ended at optimizer step {state.global_step} of {state.max_steps}"
-        if state.global_step == self._epoch_began_at:  # transformers stops here
-            sizes = self.trainer.args
-            rows = sizes.generation_batch_size // sizes.num_generations
+        if state.global_step == self._epoch_began_at:  # transformers ends a run at an epoch without a step
+            prompts = self.trainer.args.generation_batch_size // self.trainer.args.num_generations
             logger.warning(
                 "%s: it gave no further %d prompts, which a generation batch takes, so training ends. "
                 "Pass a stream that is longer, or can be read again from its beginning.",
                 where,
-                rows,
+                prompts,
             )
         elif not (self._stream_has_ended or control.should_training_stop):
             self._stream_has_ended = True
@@ -392,12 +414,13 @@ class Diagnostics(DescribingFeature):
 
     def on_credit(self, batch: CreditedBatch) -> None:
         """Statistics of the batch go to the log, some of its groups to the run log."""
-        seen = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
-        rows_and_records = None if seen is None else (seen.snapshot.own, seen.records)
+        view = self.describing.value(_STATISTICS, lambda: self._look_at(batch), otherwise=None)
+        # A rank that failed takes part with `None`: the others would wait forever for one that stayed away.
+        rows_and_records = view and (view.snapshot.rank_rows, view.records)
         of_ranks = self.trainer.gathered([rows_and_records])
         metrics: dict[str, float] = {}
-        if seen is not None:  # else it is said already
-            metrics = self.describing.value(_STATISTICS, lambda: self._described(seen, of_ranks), otherwise={})
+        if view is not None:  # else the log says why already
+            metrics = self.describing.value(_STATISTICS, lambda: self._described(view, of_ranks), otherwise={})
         step_rewards = batch.step_rewards
         if step_rewards is not None:
             metrics |= self.describing.value(
@@ -407,7 +430,7 @@ class Diagnostics(DescribingFeature):
             )
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
-    def _look_at(self, batch: CreditedBatch) -> _SeenBatch:
+    def _look_at(self, batch: CreditedBatch) -> _RankView:
         trainer = self.trainer
         groups = len(batch.rewards) // batch.num_generations
         is_recorded = trainer.args.run_log and trainer.state.max_steps > 0
@@ -415,27 +438,26 @@ class Diagnostics(DescribingFeature):
         snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
         rule = self.correctness_rule
         correct = rule.judge(snapshot.per_func[rule.index]) if rule else None
-        return _SeenBatch(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
+        return _RankView(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
 
     def _described(
-        self, seen: _SeenBatch, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
+        self, view: _RankView, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
     ) -> dict[str, float]:
-        """Metrics of the batch, from the rows and records of all ranks. The main process writes the records down."""
-        described = [of_rank for of_rank in of_ranks if of_rank is not None]
-        if len(described) < len(of_ranks):
-            raise RuntimeError("another process could not describe its rows; its log says why")
-        snapshot = seen.snapshot
-        batch = snapshot.batch
-        columns: dict[str, list[Any]] = {name: [] for name in snapshot.own}
+        """Return metrics of the batch, from rows and records of all ranks; the main process writes the records."""
+        batch = view.snapshot.batch
+        columns: dict[str, list[Any]] = defaultdict(list)
         records: list[dict[str, Any]] = []
-        for rows_of_rank, records_of_rank in described:
+        for of_rank in of_ranks:
+            if of_rank is None:
+                raise RuntimeError("another process could not describe its rows; its log says why")
+            rows_of_rank, records_of_rank = of_rank
             records += records_of_rank
-            for name, values in columns.items():
-                values += rows_of_rank[name]
+            for name, values in rows_of_rank.items():
+                columns[name] += values
         rows = BatchRows(  # of all ranks, in their order
             num_generations=batch.num_generations,
-            rewards=snapshot.rewards,
-            correct=seen.correct,
+            rewards=view.snapshot.rewards,
+            correct=view.correct,
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
@@ -444,7 +466,7 @@ class Diagnostics(DescribingFeature):
         step = self.trainer.state.global_step + is_training
         if is_training:
             self._new_tokens += sum(rows.lengths)
-        # A step that accumulates, and an evaluation, may generate several batches.
+        # A step that accumulates, and an evaluation, may generate several batches: their groups are counted through.
         if self._counted_in != (mode, step):
             self._counted_in = (mode, step)
             self._counted_groups = 0
@@ -458,14 +480,7 @@ class Diagnostics(DescribingFeature):
 
     # Run log and warnings, on the main process
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if not state.is_world_process_zero or not logs:
             return
         # A step's own numbers take the place of means since the last log.
@@ -480,11 +495,10 @@ class Diagnostics(DescribingFeature):
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         if not state.is_world_process_zero or not self.trainer.args.run_log:
             return
+        # Apart, so that one that fails costs the run log no more than itself.
         start = self.describing.value("The facts of the start", lambda: start_facts(self.trainer), otherwise={})
         facts = self.describing.value(
             "The facts of the run", lambda: run_facts(self.trainer, self.correctness_rule), otherwise={}
@@ -492,9 +506,7 @@ class Diagnostics(DescribingFeature):
         with self.describing("The start of the run log"):
             self.run_log.start(state.global_step, start, {**facts, "speed": self._speed.facts()})
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs) -> None:
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.finish()

@@ -9,14 +9,13 @@ rate behind its warm-up and a gradient that is not 0, so dead batches, a warm-up
 `first_loss_remarks` explains what looks like a fault in the first logged loss, or has no effect.
 """
 
-import dataclasses
-from collections import defaultdict
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.upstream.description import DescribingFeature
 
@@ -67,28 +66,17 @@ class MovementWatch(DescribingFeature):
             self._is_logged = True
             logs["drgrpo/moved_frac"] = min(self.shares.values())
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: torch.nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._samples = [] if self.shares or model is None else _sample(model, self.elements)
+    def on_train_begin(self, args, state, control, model=None, **kwargs) -> None:
+        self._samples = []
         self._signal_steps = 0
+        if model is not None and not self.shares:  # known once is known for good
+            self._samples = _sample(model, self.elements)
 
-    def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: torch.optim.Optimizer | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs) -> None:
         """Note which elements have a gradient in a step that is about to be taken."""
         if not self._samples or optimizer is None:
             return
+        # A warm-up takes steps on purpose too small to show: they would count as steps that moved nothing.
         is_still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
         if is_still or state.global_step < args.get_warmup_steps(state.max_steps):
             return
@@ -96,22 +84,20 @@ class MovementWatch(DescribingFeature):
         for sample in self._samples:
             if sample.parameter.grad is not None:
                 touched = sample.of(sample.parameter.grad) != 0
-                had_signal = had_signal or bool(touched.any())
+                had_signal |= bool(touched.any())
                 sample.touched |= touched
         self._signal_steps += had_signal
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         if self._samples and self._signal_steps >= self.steps:
             self.shares = _shares(self._samples)
             self._samples = []
 
 
 def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
-    """About `elements` elements of the trainable parameters, the same number of each, evenly spread."""
+    """Sample about `elements` elements of the trainable parameters, the same number of each, evenly spread."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
-    per_parameter = max(1, elements // max(1, len(trained)))
+    per_parameter = max(1, elements // max(1, len(trained)))  # by parameter: one embedding would take nearly all
     samples = []
     for name, parameter in trained:
         count = min(parameter.numel(), per_parameter)
@@ -123,16 +109,17 @@ def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
 
 
 def _group(name: str, parameter: torch.nn.Parameter) -> str:
-    """Groups whose values differ in size: LoRA-B starts at 0, where every update counts, norms are about 1."""
-    for letter in "AB":
-        if f".lora_{letter}." in name or f".lora_embedding_{letter}." in name:
-            return f"LoRA-{letter}"
+    """Name the group of a parameter: values of one group are of one size."""
+    # LoRA-B starts at 0, where every update counts; a norm is about 1, where the same update may round to nothing.
+    lora = re.search(r"\.lora_(?:embedding_)?([AB])\.", name)
+    if lora:
+        return f"LoRA-{lora[1]}"
     return "norms and biases" if parameter.dim() < 2 else "weights"
 
 
 def _shares(samples: list[_Sample]) -> dict[str, float]:
-    touched: dict[str, int] = defaultdict(int)
-    moved: dict[str, int] = defaultdict(int)
+    touched: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
     for sample in samples:
         has_moved = (sample.of(sample.parameter.detach()) != sample.start) & sample.touched
         touched[sample.group] += int(sample.touched.sum())
@@ -154,11 +141,11 @@ def _has_loss(logs: Mapping[str, Any]) -> bool:
     return "loss" in logs and logs.get("drgrpo/dead_groups_frac", 0) < 1
 
 
-_BOUNDS = ("epsilon", "epsilon_high", "delta")  # of the ratio of the policy to the one that sampled
+_BOUNDS = ("epsilon", "delta", "epsilon_high")  # of the ratio of the policy to the one that sampled
 
 
 def first_loss_remarks(trainer: "TrainerProtocol", loss: float) -> list[str]:
-    """Remarks on a loss of about 0 and on clipping without effect.
+    """Return remarks on a loss of about 0 and on clipping without effect.
 
     Args:
         trainer ([`DrGRPOTrainer`]): In training.
@@ -180,8 +167,9 @@ def first_loss_remarks(trainer: "TrainerProtocol", loss: float) -> list[str]:
             "to 0, so only differences in length remain. Its gradient does train the model. Watch the reward instead."
         )
     if args.gradient_accumulation_steps % trainer.generate_every == 0:
-        fields = [field for field in dataclasses.fields(args) if field.name in _BOUNDS]
-        bounds = [field.name for field in fields if getattr(args, field.name) != field.default]
+        # A bound at its default was not asked for: to say that it has no effect would be noise.
+        fields = type(args).__dataclass_fields__
+        bounds = [name for name in _BOUNDS if getattr(args, name) != fields[name].default]
         if bounds:
             remarks.append(
                 f"{', '.join(bounds)}: no effect with one optimizer step per generation batch, where every ratio is 1 "

@@ -14,12 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from transformers import PrinterCallback, Trainer, TrainerState
 from transformers.trainer_callback import ProgressCallback as TqdmCallback
 from transformers.trainer_utils import has_length
 
@@ -56,67 +54,51 @@ class ProgressCallback(DescribingCallback):
         self.every_steps = every_steps
         self._clock = clock
         self._bar: Progress | None = None
-        self._training: Any = None  # the bar's first task
-        self._evaluation: Any = None  # its second one, while an evaluation runs
+        self._training = TaskID(0)  # the bar's first task
+        self._evaluation: TaskID | None = None  # its second one, while an evaluation runs
         self._evaluated = 0  # batches of the evaluation that is running
         self._status = ""
         self._began = self._last_line = self._last_step_end = clock()
         self._last_log_line = -math.inf
         self._first_step = self._last_step_printed = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Start the bar, on a terminal."""
         self._began = self._last_line = self._last_step_end = self._clock()
         self._last_log_line = -math.inf
         self._first_step = state.global_step
         if state.is_world_process_zero and not args.disable_tqdm and self.console.is_terminal:
-            status = TextColumn("{task.fields[status]}")
-            columns = [
+            self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                status,
-            ]
-            self._bar = Progress(*columns, console=self.console)
+                TextColumn("{task.fields[status]}"),
+                console=self.console,
+            )
             self._training = self._bar.add_task(
                 "training", total=state.max_steps, completed=state.global_step, status=""
             )
             self._bar.start()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
         """Say that the training begins: the first step may take minutes."""
         if state.is_world_process_zero and state.global_step == self._first_step:
             self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         """Move the bar on."""
         self._last_step_end = self._clock()
         self._move(state)
 
-    def on_step_numbers(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, numbers: dict[str, float]
-    ) -> None:
+    def on_step_numbers(self, args, state, control, numbers) -> None:
         """Show the numbers of a step in the bar. A slow step has a line, too, unless that of its log follows."""
         self._status = status_line(numbers)
         self._move(state)
         if not control.should_log and self._is_due(state, is_logged=False):
             self._print_step(state, numbers)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: DataLoader | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs) -> None:
         """Move the bar of an evaluation, or say in a line how far it is."""
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
@@ -127,26 +109,17 @@ class ProgressCallback(DescribingCallback):
                 self._evaluation = self._bar.add_task("evaluation", total=total, status="")
             self._bar.update(self._evaluation, completed=self._evaluated)
         elif self._is_silent():
-            left = self._time_left(self._last_step_end, self._evaluated, total)
-            self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{left}")
+            remaining = self._time_left(self._last_step_end, self._evaluated, total)
+            self._print(f"evaluation at step {state.global_step}  batch {self._evaluated}/{total}{remaining}")
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
         """Take the bar of an evaluation away."""
         self._evaluated = 0
         if self._bar is not None and self._evaluation is not None:
             self._bar.remove_task(self._evaluation)
         self._evaluation = None
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
@@ -154,8 +127,9 @@ class ProgressCallback(DescribingCallback):
         line = status_line(evaluation, full=True)
         if line:
             self._print(f"evaluation at step {state.global_step}  {line}")
+        # The summary at the end repeats numbers of the last step, which may have a line already.
         is_repeated = "train_runtime" in logs and self._last_step_printed == state.global_step
-        if "reward" not in logs or is_repeated:  # an evaluation, or the summary at the end
+        if "reward" not in logs or is_repeated:
             return
         self._status = status_line(logs)
         self._move(state)
@@ -163,9 +137,7 @@ class ProgressCallback(DescribingCallback):
             self._last_log_line = self._clock()
             self._print_step(state, logs)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs) -> None:
         """Stop the bar."""
         self.close()
 
@@ -176,7 +148,7 @@ class ProgressCallback(DescribingCallback):
             self._bar = None
 
     def _is_due(self, state: TrainerState, is_logged: bool) -> bool:
-        if is_logged and state.global_step >= state.max_steps:
+        if is_logged and state.global_step >= state.max_steps:  # the last line of a run is never left out
             return True
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0
@@ -189,8 +161,8 @@ class ProgressCallback(DescribingCallback):
 
     def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
-        left = "" if self._bar is not None else self._training_left(state)  # the bar shows it
-        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{left}")
+        remaining = "" if self._bar is not None else self._training_left(state)  # the bar shows it
+        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{remaining}")
 
     def _print(self, line: str) -> None:
         self._last_line = self._clock()

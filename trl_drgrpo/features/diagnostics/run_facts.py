@@ -3,7 +3,7 @@
 Settings are picked by name, never copied as a whole, and scrubbed: no token, password or key gets into the file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +58,7 @@ _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_d
 
 
 def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
-    """Facts of one start of a run: run, versions, device, number of processes."""
+    """Return facts of one start of a run: run, versions, device, number of processes."""
     device = trainer.accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
@@ -70,10 +70,9 @@ def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 
 
 def run_facts(trainer: "TrainerProtocol", correctness: CorrectnessRule | None) -> dict[str, Any]:
-    """Facts of the run, JSON-ready. `correctness` says which completions are correct."""
-    scorer = trainer.step_scorer
+    """Return facts of the run, JSON-ready. `correctness` decides which completions are correct."""
     info = getattr(trainer.train_dataset, "info", None)
-    facts = {
+    facts: dict[str, Any] = {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
         "model": str(getattr(trainer.model.config, "_name_or_path", "")) or type(trainer.model).__name__,
@@ -85,15 +84,20 @@ def run_facts(trainer: "TrainerProtocol", correctness: CorrectnessRule | None) -
         "objective": _objective(trainer),
         "settings": fields_of(trainer.args, _SETTINGS),
         "rewards": {"names": list(trainer.reward_func_names), "weights": trainer.reward_weights.tolist()},
-        "step_rewards": {"names": list(scorer.names), "weights": list(scorer.weights)} if scorer else None,
-        "right": {"reward": correctness.name, "threshold": correctness.threshold} if correctness else None,
+        "step_rewards": None,
+        "right": None,
     }
+    scorer = trainer.step_scorer
+    if scorer:
+        facts["step_rewards"] = {"names": list(scorer.names), "weights": list(scorer.weights)}
+    if correctness:
+        facts["right"] = {"reward": correctness.name, "threshold": correctness.threshold}
     return scrubbed(facts)
 
 
 def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
-    """Facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the objective of
-    `run_facts`, rewards with their weights, how completions are sampled."""
+    """Return facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the
+    objective of `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
     return {
         **_objective(trainer),
@@ -104,11 +108,15 @@ def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 
 
 def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
-    args, scorer = trainer.args, trainer.step_scorer
+    """Return the terms of the objective by name; `None` for a setting that has no effect in this run."""
+    args = trainer.args
     objective = {"loss_normalizer": trainer.loss_normalizer} | fields_of(args, _OBJECTIVE)
-    objective |= {name: value if args.use_vllm else None for name, value in fields_of(args, _VLLM_OBJECTIVE).items()}
-    objective |= {name: getattr(args, name) if scorer else None for name in _STEP_OBJECTIVE}
-    objective["step_separator"] = _separator(trainer, scorer) if scorer else None
+    objective |= dict.fromkeys((*_VLLM_OBJECTIVE, *_STEP_OBJECTIVE, "step_separator"))
+    if args.use_vllm:
+        objective |= fields_of(args, _VLLM_OBJECTIVE)
+    if trainer.step_scorer:
+        objective |= {name: getattr(args, name) for name in _STEP_OBJECTIVE}
+        objective["step_separator"] = _separator(trainer, trainer.step_scorer)
     objective["state_keys"] = trainer.turns.state_keys_of
     objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
     objective["advantages"] = trainer.own_advantages
@@ -116,7 +124,7 @@ def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
 
 
 def _separator(trainer: "TrainerProtocol", scorer: "StepScorer") -> list[str] | str:
-    """Rule for step ends: from the configuration, or the name of a segmenter that the trainer was given."""
+    """Return the configured rule for step ends, or the name of a segmenter that the trainer was given instead."""
     from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 
     is_configured = scorer.segmenter.name == configured_segmenter(trainer.step_separator).name
@@ -127,16 +135,18 @@ def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
     return [f"{weight:g} * {name}" for name, weight in zip(names, weights, strict=True)]
 
 
-def fields_of(config: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Fields by name, those that this version has; enumerations by their value."""
+def fields_of(config: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return fields by name, those that this version has; enumerations by their value."""
     return {name: plain_data(getattr(config, name)) for name in names if hasattr(config, name)}
 
 
 def adapter_facts(model: torch.nn.Module) -> dict[str, Any] | None:
-    """Kind and sizes of a model's adapter; `None` where it has none."""
+    """Return kind and sizes of a model's adapter; `None` where it has none."""
     config = getattr(model, "active_peft_config", None)
     if config is None:
         return None
     facts = fields_of(config, _ADAPTER)
     modules = getattr(config, "target_modules", None)
-    return facts | ({"target_modules": sorted(modules)} if isinstance(modules, set) else {})
+    if isinstance(modules, set):  # its order differs from process to process
+        facts["target_modules"] = sorted(modules)
+    return facts

@@ -8,12 +8,14 @@ rank makes the records of its own rows (`BatchSnapshot`, `spans_of`); the main p
 
 import json
 import math
+import os
 import re
 import statistics
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ COLUMN_CHARACTERS = 500
 
 def recorded_groups(groups: int, most: int) -> list[int]:
     """
-    Chooses `most` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
+    Choose `most` groups (-1: all) of a generation batch, spread evenly, so that all ranks have some; ascending.
 
     Example:
 
@@ -51,7 +53,7 @@ def group_records(
     first_group: int = 0,
     forks: "Forks | None" = None,
 ) -> list[dict[str, Any]]:
-    """The lines of `completions.jsonl`.
+    """Return the lines of `completions.jsonl`.
 
     Args:
         rows (`Sequence[dict]`): From [`BatchSnapshot.records`], of all ranks, every group complete.
@@ -65,30 +67,30 @@ def group_records(
         `list[dict]`: One per group. `baseline` and `std` (n - 1) are over the group's scorable rewards. `forks`: the
         branches at each level, `[b] * D`; only of groups that fork.
     """
-    ordered = sorted(rows, key=lambda row: row["index"])
-    forked = {} if forks is None else {"forks": [forks.branches] * forks.depth}
+    ordered = sorted(rows, key=itemgetter("index"))
     records = []
     for number, grouped in groupby(ordered, key=lambda row: row["index"] // num_generations):
         members = list(grouped)
         rewards = [row["reward"] for row in members if row["reward"] is not None]
-        records.append(
-            {
-                "step": step,
-                "mode": mode,
-                "group": first_group + number,
-                "prompt": members[0]["prompt"],
-                "G": len(members),
-                "baseline": readable(statistics.fmean(rewards) if rewards else None),
-                "std": readable(statistics.stdev(rewards) if len(rewards) > 1 else None),
-                "rows": [{key: value for key, value in row.items() if key not in _OF_THE_GROUP} for row in members],
-                "columns": members[0]["columns"],
-                **forked,
-            }
-        )
+        record = {
+            "step": step,
+            "mode": mode,
+            "group": first_group + number,
+            "prompt": members[0]["prompt"],
+            "G": len(members),
+            "baseline": readable(statistics.fmean(rewards)) if rewards else None,
+            "std": readable(statistics.stdev(rewards)) if len(rewards) > 1 else None,
+            "rows": [_without_group(row) for row in members],
+            "columns": members[0]["columns"],
+        }
+        if forks is not None:
+            record["forks"] = [forks.branches] * forks.depth
+        records.append(record)
     return records
 
 
-_OF_THE_GROUP = ("index", "prompt", "columns")
+def _without_group(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("index", "prompt", "columns")}
 
 
 def spans_of(
@@ -100,7 +102,7 @@ def spans_of(
     step_rewards: Sequence[float | None] = (),
     cuts: Sequence[int] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Runs of tokens of one kind; their texts joined are the decoded completion.
+    """Yield runs of tokens of one kind; their texts joined are the decoded completion.
 
     Args:
         token_ids (`list[int]` of length `T`): The completion.
@@ -111,33 +113,36 @@ def spans_of(
         step_rewards (`Sequence[float or None]`, *optional*): One per step.
         cuts (`Sequence[int]`, *optional*): Tokens before each fork, see [`Forks`]; `None` in a group without.
     """
-    steps = [bisect_left(step_ends, t) for t in range(len(token_ids))]  # one beyond the last: none, as the closing
-    step_of = [step if step < len(step_ends) else None for step in steps]
-    levels = [None if cuts is None else sum(cut <= t for cut in cuts) for t in range(len(token_ids))]
-    kinds = zip(advantages, step_of, [mask <= 0 for mask in trained], levels, strict=True)
+    kinds = []
+    for t, (_, advantage, mask) in enumerate(zip(token_ids, advantages, trained, strict=True)):
+        level = None if cuts is None else bisect_right(cuts, t)  # forks in front of the token
+        kinds.append((advantage, bisect_left(step_ends, t), mask <= 0, level))
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
-    text, lengths = "", [0]
-    if token_ids:
-        alignment = aligner.align(token_ids) if len(runs) > 1 else None
-        text = alignment.text if alignment else aligner.decode(token_ids)
-        lengths = alignment.lengths if alignment else [len(text)]
-    token = start = 0
-    for number, ((advantage, step, masked, level), size) in enumerate(runs, start=1):
+    if not runs:
+        return
+    # A completion without steps and forks is one run, which needs no alignment: it is not cut.
+    alignment = aligner.align(token_ids) if len(runs) > 1 else None
+    text = alignment.text if alignment else aligner.decode(token_ids)
+    token = 0
+    start = 0
+    for (advantage, step, masked, level), size in runs:
         token += size
-        stop = len(text) if number == len(runs) else min(max(lengths[token - 1], start), len(text))
-        yield {
-            "text": text[start:stop],
-            "advantage": readable(advantage),
-            "step": step,
-            "step_reward": None if step is None else readable(step_rewards[step]),
-            "masked": masked,
-            **({} if level is None else {"level": level}),  # forks in front of it
-        }
+        stop = len(text)
+        if alignment and token < len(token_ids):  # the last run also has the characters that are not complete
+            stop = min(max(alignment.lengths[token - 1], start), stop)
+        span = {"text": text[start:stop], "advantage": readable(advantage), "step": None, "step_reward": None}
+        if step < len(step_ends):  # behind the last one: the closing, which is no step
+            span["step"] = step
+            span["step_reward"] = readable(step_rewards[step])
+        span["masked"] = masked
+        if level is not None:
+            span["level"] = level
+        yield span
         start = stop
 
 
 def logged_prompt(prompt: object) -> str:
-    """A prompt to be read: a text as it is, messages as `role: content`, one after the other, images as `<image>`.
+    """Write a prompt to be read: a text as it is, messages as `role: content`, images as `<image>`.
 
     Example:
 
@@ -147,16 +152,20 @@ def logged_prompt(prompt: object) -> str:
 
     ```
     """
-    if isinstance(prompt, str) or not isinstance(prompt, list):
+    if not isinstance(prompt, list):
         return str(prompt)
-    return "\n\n".join(
-        f"{m.get('role', '')}: {_content(m.get('content'))}" if isinstance(m, Mapping) else str(m) for m in prompt
-    )
+    texts = []
+    for message in prompt:
+        text = str(message)
+        if isinstance(message, Mapping):
+            text = f"{message.get('role', '')}: {_content(message.get('content'))}"
+        texts.append(text)
+    return "\n\n".join(texts)
 
 
 def _content(content: object) -> str:
     if isinstance(content, list):
-        return "".join(_content(part) for part in content)
+        return "".join(map(_content, content))
     if isinstance(content, Mapping):
         kind = content.get("type")
         return str(content.get("text") or "") if kind == "text" else f"<{kind}>"
@@ -164,26 +173,31 @@ def _content(content: object) -> str:
 
 
 def short_text(value: object) -> str:
-    """A dataset's value as at most 500 characters; images as `<image>`."""
-    if isinstance(value, list | tuple) and value and all(_is_image(item) for item in value):
+    """Write a dataset's value in at most 500 characters; images as `<image>`."""
+    if isinstance(value, list | tuple) and value and all(map(_is_image, value)):
         return "<image>" * len(value)
     text = "<image>" if _is_image(value) else str(value)
     return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
 
 
 def _is_image(value: object) -> bool:
-    """Pillow's, without importing it; or the bytes of one."""
+    """Tell an image of Pillow, without importing it, or the bytes of one."""
     is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
 
 
 def readable(value: float | None) -> float | None:
-    """Six digits are enough to be read; NaN is null."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    """Round to six digits, which are enough to be read; `None` for NaN and infinity."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 FOLDER = "_drgrpo"
-RUN, METRICS, COMPLETIONS, WARNINGS = "run.json", "metrics.jsonl", "completions.jsonl", "warnings.jsonl"
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+COMPLETIONS = "completions.jsonl"
+WARNINGS = "warnings.jsonl"
 FORMAT = 1
 # Metrics for the report, which draws them. Trackers get them where there is no run log; TRL's own are left alone.
 DETAILS = re.compile(
@@ -231,7 +245,8 @@ class RunLog:
             self._write_run()
 
     def update(self, **facts: Any) -> None:
-        """Put facts that became known during the run into `run.json`; nothing is written where it has them."""
+        """Put facts that became known during the run into `run.json`."""
+        # Every log asks: the file is written again only where a fact is new.
         if self._content is not None and not facts.items() <= self._content.items():
             self._content |= facts
             self._write_run()
@@ -277,7 +292,7 @@ class RunLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             write()
         except OSError as error:
-            self._content = None
+            self._content = None  # a log with holes would read as a whole one
             raise OSError(
                 f"{self.folder} cannot be written ({error.strerror or error}): the run log ends here, and with it "
                 "`trl-drgrpo report`. Make room, or set run_log=False."
@@ -299,7 +314,7 @@ def to_json(value: object, indent: int | None = None) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    except ValueError:
+    except ValueError:  # NaN somewhere: reading what Python writes for it is the shortest way to every level
         value = json.loads(json.dumps(value), parse_constant=lambda name: None)
         text = json.dumps(value, ensure_ascii=False, indent=indent)
     return text.encode("utf-8", errors="replace").decode("utf-8")
@@ -311,13 +326,16 @@ def _append(path: Path, text: str) -> None:
 
 
 def _thin(path: Path, most: int) -> None:
-    """Leave out every second step of the older half of a file's steps where it has more than so many bytes. The file
-    is whole at any time."""
+    """Leave out every second step of the older half of a file's steps where it has more than `most` bytes.
+
+    The file is whole at any time.
+    """
     if not path.exists() or path.stat().st_size <= most:
         return
     with path.open("rb") as file:
-        steps = {_step_of(line) for line in file}
+        steps = set(map(_step_of, file))
     ordered = sorted(step for step in steps if step is not None)
+    # The newest half stays: that is what somebody looks at. From the older one the first step stays, as the beginning.
     dropped = set(ordered[1 : len(ordered) // 2 : 2])
     if not dropped:
         return
@@ -328,15 +346,16 @@ def _thin(path: Path, most: int) -> None:
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step that a line begins with; `None` of one that is damaged."""
+    """Read the step that a line begins with; `None` of a damaged line."""
     match = re.match(rb'\{"step": (\d+),', line)
     return int(match[1]) if match else None
 
 
 def _end_last_line(path: Path) -> None:
-    """A crash may have cut the last line short: what comes next must not be glued to it."""
-    if not path.exists():
+    """End the last line of a file, which a crash may have cut short: the next one must not be glued to it."""
+    if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
-        if file.seek(0, 2) and (file.seek(-1, 2), file.read(1))[1] != b"\n":
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
             file.write(b"\n")

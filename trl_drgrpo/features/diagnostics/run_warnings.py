@@ -9,12 +9,13 @@ of forty logs would outlast most runs. Each cause warns once per run. The causes
 warnings so far and the readings of the windows travel with checkpoints: a resumed run does not repeat itself.
 """
 
+import fnmatch
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common import ranges
@@ -65,16 +66,17 @@ class Cause(Entry):
     @property
     def thresholds(self) -> dict[str, float]:
         """The defaults of its thresholds."""
-        steps = {} if self.steps is None else {"steps": self.steps}
-        return {**(getattr(self.condition, "__kwdefaults__", None) or {}), **steps}
+        defaults = dict(getattr(self.condition, "__kwdefaults__", None) or {})
+        if self.steps is not None:
+            defaults["steps"] = self.steps
+        return defaults
 
 
 CAUSES: Registry[Cause] = Registry("warning")
 
 
 def register_warning(*metrics: str, **options: Any) -> Callable[[Condition], Condition]:
-    """
-    Register a function as a cause of warnings, under its name.
+    """Register a function as a cause of warnings, under its name.
 
     The function judges a full window: `f(window, *series, **thresholds)` gets a [`Window`], the series of each metric
     and the thresholds by keyword, which have defaults. It returns the warning, advice included, or `None`. The first
@@ -103,6 +105,7 @@ def register_warning(*metrics: str, **options: Any) -> Callable[[Condition], Con
         except TypeError as error:
             expected = f"one of {', '.join(Cause.__dataclass_fields__)}"
             raise CAUSES.error(name, f"an option that does not exist ({error})", expected, "Remove it.") from None
+        # Tried now: in the middle of a run, the cause would go off in silence.
         series = metrics[:1] if "*" in metrics[0] else (*metrics, *cause.also)
         try:
             inspect.signature(condition).bind("window", *series)
@@ -121,9 +124,11 @@ def span_of(steps: Sequence[float]) -> str:
     return "the last optimizer step" if count == 1 else f"the last {count} optimizer steps"
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     """Return a finite number as it is, anything else as `None`."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 class Window:
@@ -162,9 +167,11 @@ class Window:
         for name, values in values_by_metric.items():
             readings = self.readings.setdefault(name, [])
             readings.append([step, *values])
-            while self._is_full(readings[1:]):
+            while self._is_full(readings[1:]):  # the oldest is not needed any more
                 del readings[0]
-        return self._judge(self._is_full) if values_by_metric else None
+        if not values_by_metric:  # the same readings would be judged again
+            return None
+        return self._judge(self._is_full)
 
     def conclude(self) -> str | None:
         """Judge a window that is not full: the run is over. Return the warning, if its cause holds."""
@@ -173,23 +180,26 @@ class Window:
     def _reading(self, metrics: Mapping[str, Any]) -> dict[str, list[float | None]]:
         patterns = self.cause.metrics
         if "*" in patterns[0]:
-            names = [name for name in metrics if any(fnmatchcase(name, pattern) for pattern in patterns)]
-            return {name: [_finite(metrics[name]) or 0.0] for name in names}
-        values = [_finite(metrics.get(name)) for name in patterns]
-        if None in values:
+            names: set[str] = set()
+            for pattern in patterns:
+                names.update(fnmatch.filter(metrics, pattern))
+            return {name: [_finite(metrics[name]) or 0.0] for name in metrics if name in names}
+        values = [_finite(metrics.get(name)) for name in (*patterns, *self.cause.also)]
+        if None in values[: len(patterns)]:
             return {}
-        return {"": values + [_finite(metrics.get(name)) for name in self.cause.also]}
+        return {"": values}
 
     def _is_full(self, readings: list[Any]) -> bool:
         if not self.cause.from_logs:
             return len(readings) >= self.size
+        # Three at least: one log with an odd value is no trend, however many steps lie behind it.
         return len(readings) >= min(self.size, 3) and readings[-1][0] - readings[0][0] + 1 >= self.size
 
     def _judge(self, are_enough: Callable[[list[Any]], bool]) -> str | None:
         self.judged = {name: readings for name, readings in self.readings.items() if are_enough(readings)}
         if not self.judged:
             return None
-        first_readings = next(iter(self.judged.values()))
+        first_readings = next(iter(self.judged.values()))  # the only ones, unless a `*` stands for several metrics
         self.steps, *series = zip(*first_readings, strict=True)
         self.span = span_of(self.steps)
         return self.cause.condition(self, *series, **self._thresholds)
@@ -202,9 +212,10 @@ _RANGES = {
 
 
 def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
-    """
-    Return all thresholds of each watched cause, from `run_warnings` as configured; empty: silence. Refuses a cause or
-    threshold that does not exist, and a value out of its range.
+    """Return all thresholds of each watched cause, from `run_warnings` as configured; empty: silence.
+
+    Raises:
+        [`InputError`]: A cause or threshold that does not exist, or a value out of its range.
 
     Example:
 
@@ -222,30 +233,33 @@ def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
         raise InputError("run_warnings", repr(setting), "True, False or a mapping from causes to thresholds", remedy)
     if setting is False:
         return {}
-    all_defaults: dict[str, dict[str, float]] = {}
-    for cause in CAUSES.values():
-        all_defaults.setdefault(cause.setting, {}).update(cause.thresholds)
-    settings = {} if setting is True else setting
-    for name in settings:
-        _refuse_unknown(name, all_defaults, "")
-    thresholds = {}
-    for name, defaults in all_defaults.items():
-        of_cause = settings.get(name, True)
-        if not isinstance(of_cause, bool | Mapping):
-            remedy = f"Write for example {{{name!r}: {dict(defaults)}}}."
-            raise InputError("run_warnings", f"{of_cause!r} for {name}", "a mapping of thresholds, or false", remedy)
-        overrides = of_cause if isinstance(of_cause, Mapping) else {}
-        for threshold, value in overrides.items():
-            _refuse_unknown(threshold, defaults, f" under {name}")
-            allowed = _RANGES.get(threshold, ranges.positive())
-            if not allowed.allows(value):
-                raise InputError("run_warnings", f"{value!r} for {name}: {threshold}", str(allowed), allowed.remedy)
-        if of_cause is not False:
+    thresholds: dict[str, dict[str, float]] = {}
+    for cause in CAUSES.values():  # several causes may share a setting
+        thresholds.setdefault(cause.setting, {}).update(cause.thresholds)
+    if setting is True:
+        return thresholds
+    for name in setting:
+        _refuse_unknown(name, thresholds, "")
+    # In the order of the registry, whatever that of the settings: the first error is the same for the same mistakes.
+    for name, defaults in list(thresholds.items()):
+        overrides = setting.get(name, True)
+        if overrides is False:
+            del thresholds[name]
+        elif isinstance(overrides, Mapping):
+            for threshold, value in overrides.items():
+                _refuse_unknown(threshold, defaults, f" under {name}")
+                allowed = _RANGES.get(threshold, ranges.positive())
+                if not allowed.allows(value):
+                    got = f"{value!r} for {name}: {threshold}"
+                    raise InputError("run_warnings", got, str(allowed), allowed.remedy)
             thresholds[name] = {**defaults, **overrides}
+        elif overrides is not True:
+            remedy = f"Write for example {{{name!r}: {defaults}}}."
+            raise InputError("run_warnings", f"{overrides!r} for {name}", "a mapping of thresholds, or false", remedy)
     return thresholds
 
 
-def _refuse_unknown(name: Any, allowed: Iterable[str], where: str) -> None:
+def _refuse_unknown(name: object, allowed: Mapping[str, object], where: str) -> None:
     if name in allowed:
         return
     remedy = did_you_mean(name, allowed, "Remove it.", form="{!r}")
@@ -280,8 +294,10 @@ class RunWarnings:
         ]
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of an optimizer step, logged or not. A step that is not above the last one starts
-        another run."""
+        """Take in the metrics of an optimizer step, logged or not.
+
+        A step that is not above the last one starts another run.
+        """
         if step <= self.step:
             for window in self._windows:
                 window.forget()
@@ -304,20 +320,20 @@ class RunWarnings:
         for window in list(self._windows):
             try:
                 message = judge(window)
-            except Exception:
+            except Exception:  # a cause may be anybody's: it costs neither the run nor the other causes
                 self._windows.remove(window)
                 logger.exception("The warning %r failed, and is no longer watched.", window.cause.name)
                 continue
             if message is not None:
                 messages[window.cause] = " ".join(message.split())
-        explained = {name for cause in messages for name in cause.explains}
+        # All causes are judged first: one that explains another may be registered behind it.
+        explained = set(chain.from_iterable(cause.explains for cause in messages))
         for cause, message in messages.items():
             name = cause.setting
-            if name in explained or name in self.warned:
-                continue
-            self.warned[name] = self.step
-            logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, name, name)
-            self.tell(self.step, name, message)
+            if name not in explained and name not in self.warned:
+                self.warned[name] = self.step
+                logger.warning("%s (%s; run_warnings={%r: False} silences this)", message, name, name)
+                self.tell(self.step, name, message)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the warnings and readings so far, JSON-ready."""

@@ -22,9 +22,10 @@ import logging
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from trl_drgrpo.common.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 BUCKETS = ("0", "0-25", "25-50", "50-75", "75-100", "100")  # percent correct in the group, (a, b] but for the ends
 STD_FLOOR = 1e-4  # what TRL adds to a group's std
 
@@ -75,8 +77,21 @@ class BatchRows:
         return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
+def _pick(values: Sequence[T], rows: Iterable[int]) -> list[T]:
+    return [values[i] for i in rows]
+
+
+def _rows_by_verdict(correct: Sequence[bool | None] | None) -> dict[str, list[int]]:
+    """Return the correct and the incorrect rows; none where it is not known what is correct."""
+    rows: dict[str, list[int]] = {"correct": [], "incorrect": []}
+    for i, verdict in enumerate(correct or ()):
+        if verdict is not None:
+            rows["correct" if verdict else "incorrect"].append(i)
+    return rows
+
+
 def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """All metrics of a generation batch.
+    """Return all metrics of a generation batch.
 
     Args:
         rows ([`BatchRows`]): The batch.
@@ -88,20 +103,18 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
         and 1, lengths in tokens. `drgrpo/reward_min`: the lowest outcome reward of a scorable row. See
         [`length_statistics`], [`group_statistics`], [`difficulty_statistics`], [`weight_statistics`].
     """
+    result = {}
     scored = [reward for reward in rows.rewards if not math.isnan(reward)]
-    lowest = {"drgrpo/reward_min": min(scored)} if scored else {}
-    of_weights = {} if rows.weights is None else weight_statistics(rows.weights, rows.lengths, rows.correct)
-    return (
-        lowest
-        | length_statistics(rows)
-        | group_statistics(rows, trains)
-        | difficulty_statistics(rows, trains)
-        | of_weights
-    )
+    if scored:
+        result["drgrpo/reward_min"] = min(scored)
+    result |= length_statistics(rows) | group_statistics(rows, trains) | difficulty_statistics(rows, trains)
+    if rows.weights is not None:
+        result |= weight_statistics(rows.weights, rows.lengths, rows.correct)
+    return result
 
 
 def length_statistics(rows: BatchRows) -> dict[str, float]:
-    """Lengths of correct and incorrect completions, and who was cut off.
+    """Return the lengths of correct and incorrect completions, and the shares of them that were cut off.
 
     Args:
         rows ([`BatchRows`]): The batch.
@@ -125,19 +138,19 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
     ```
     """
     result: dict[str, float] = {}
-    for name, verdict in (("correct", True), ("incorrect", False)):
-        chosen = [i for i, correct in enumerate(rows.correct or ()) if correct is verdict]
-        if chosen:
-            result[f"completions/length_{name}_mean"] = statistics.fmean([rows.lengths[i] for i in chosen])
-            result[f"completions/truncated_{name}_frac"] = statistics.fmean([rows.truncated[i] for i in chosen])
-    means = [result.get(f"completions/length_{name}_mean") for name in ("incorrect", "correct")]
-    if means[0] is not None and means[1] is not None:
-        result["completions/length_gap_mean"] = means[0] - means[1]
+    for name, members in _rows_by_verdict(rows.correct).items():
+        if members:
+            result[f"completions/length_{name}_mean"] = statistics.fmean(_pick(rows.lengths, members))
+            result[f"completions/truncated_{name}_frac"] = statistics.fmean(_pick(rows.truncated, members))
+    correct = result.get("completions/length_correct_mean")
+    incorrect = result.get("completions/length_incorrect_mean")
+    if correct is not None and incorrect is not None:
+        result["completions/length_gap_mean"] = incorrect - correct
     return result
 
 
 def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """Shares of live and dead groups, and of their rows.
+    """Return the shares of live and dead groups, and of their rows.
 
     Args:
         rows ([`BatchRows`]): The batch. Groups of one say nothing here.
@@ -160,20 +173,24 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     result = {"completions/unique_frac": statistics.fmean([_unique_frac(rows, group) for group in groups])}
     if not trains:
         return result
-    live = [any(rows.gradient_weights[i] > 0 for i in group) for group in groups]
-    result["drgrpo/dead_groups_frac"] = 1 - statistics.fmean(live)
+    effective_sizes = []  # of live groups
+    dead_rates = []  # pass rates of dead groups
+    for group in groups:
+        if any(weight > 0 for weight in _pick(rows.gradient_weights, group)):
+            effective_sizes.append(_participation(rows, group))
+        else:
+            dead_rates.append(_pass_rate(rows, group))
+    result["drgrpo/dead_groups_frac"] = 1 - len(effective_sizes) / len(groups)
     if rows.correct is not None:
-        dead_rates = [None if alive else _pass_rate(rows, g) for g, alive in zip(groups, live, strict=True)]
-        result["drgrpo/all_correct_frac"] = statistics.fmean([rate == 1 for rate in dead_rates])
-        result["drgrpo/all_incorrect_frac"] = statistics.fmean([rate == 0 for rate in dead_rates])
-    if any(live):
-        sizes = [_participation(rows, g) for g, alive in zip(groups, live, strict=True) if alive]
-        result["drgrpo/effective_group_size"] = statistics.fmean(sizes)
+        result["drgrpo/all_correct_frac"] = dead_rates.count(1) / len(groups)
+        result["drgrpo/all_incorrect_frac"] = dead_rates.count(0) / len(groups)
+    if effective_sizes:
+        result["drgrpo/effective_group_size"] = statistics.fmean(effective_sizes)
     return result
 
 
 def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
-    """Difficulty of the prompts, and the share of the gradient from each difficulty, ours and GRPO's.
+    """Return the difficulty of the prompts, and the share of the gradient from each difficulty, also under GRPO.
 
     Args:
         rows ([`BatchRows`]): The batch.
@@ -193,23 +210,28 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
     result = {"drgrpo/pass_rate": statistics.fmean(judged)}
     if rows.num_generations < 2:
         return result
-    rates = [(group, _pass_rate(rows, group)) for group in rows.groups]
-    buckets = [(group, bucket_index(rate)) for group, rate in rates if rate is not None]
-    shares = {"groups_frac": [1.0] * len(buckets)}
+    groups_by_bucket: list[list[range]] = [[] for _ in BUCKETS]
+    for group in rows.groups:
+        rate = _pass_rate(rows, group)
+        if rate is not None:
+            groups_by_bucket[bucket_index(rate)].append(group)
+    measures: dict[str, Callable[[range], float]] = {"groups_frac": lambda group: 1.0}
     if trains:
-        shares["gradient_weight_frac"] = [math.fsum(rows.gradient_weights[i] for i in group) for group, _ in buckets]
-        shares["gradient_weight_frac_grpo"] = [math.fsum(_grpo_gradient_weights(rows, group)) for group, _ in buckets]
-    for name, amounts in shares.items():
-        total = math.fsum(amounts)
-        for b, bucket in enumerate(BUCKETS):
-            if total > 0:
-                part = math.fsum(a for a, (_, of) in zip(amounts, buckets, strict=True) if of == b)
-                result[f"difficulty/{name}/{bucket}"] = part / total
+        measures["gradient_weight_frac"] = lambda group: math.fsum(_pick(rows.gradient_weights, group))
+        measures["gradient_weight_frac_grpo"] = lambda group: math.fsum(_grpo_gradient_weights(rows, group))
+    for name, measure in measures.items():
+        amounts = [list(map(measure, groups)) for groups in groups_by_bucket]
+        total = math.fsum(chain.from_iterable(amounts))
+        if total > 0:
+            for bucket, amounts_of_bucket in zip(BUCKETS, amounts, strict=True):
+                result[f"difficulty/{name}/{bucket}"] = math.fsum(amounts_of_bucket) / total
     return result
 
 
 def grpo_zscores(rewards: Sequence[float]) -> list[float]:
-    """GRPO's advantages of a group, `(r - mean) / (std + 1e-4)` with the sample std; 0 where all rewards are equal.
+    """Return GRPO's advantages of a group, `(r - mean) / (std + 1e-4)` with the sample std.
+
+    0 where all rewards are equal: rounding would give the mean of equal numbers a tiny std of its own.
 
     Example:
 
@@ -235,30 +257,33 @@ def _unique_frac(rows: BatchRows, group: range) -> float:
 
 
 def _pass_rate(rows: BatchRows, group: range) -> float | None:
-    correct = [] if rows.correct is None else [rows.correct[i] for i in group if rows.correct[i] is not None]
-    return statistics.fmean([r is True for r in correct]) if correct else None
+    """Return the share of correct completions among those that are correct or incorrect; `None` without any."""
+    if rows.correct is None:
+        return None
+    verdicts = _pick(rows.correct, group)
+    judged = len(verdicts) - verdicts.count(None)
+    return verdicts.count(True) / judged if judged else None
 
 
 def bucket_index(rate: float) -> int:
-    """Index into `BUCKETS` of a group's pass rate, 0 to 1."""
-    if rate <= 0 or rate >= 1:
-        return 0 if rate <= 0 else len(BUCKETS) - 1
-    return math.ceil(4 * rate)
+    """Return the index into `BUCKETS` of a group's pass rate, 0 to 1."""
+    if rate >= 1:  # apart from what rounds up to it
+        return len(BUCKETS) - 1
+    return max(math.ceil(4 * rate), 0)
 
 
 def _participation(rows: BatchRows, group: range) -> float:
-    """`(sum w)^2 / sum w^2` over the rows that are trained on, `w` the mean `|A_it|` of each, scaled by the largest
-    (squares of tiny ones would vanish)."""
+    """Return `(sum w)^2 / sum w^2` over the rows that are trained on, `w` the mean `|A_it|` of each."""
     weights = [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
     largest = max(weights)
-    scaled = [weight / largest for weight in weights]
+    scaled = [weight / largest for weight in weights]  # the squares of tiny weights would be 0
     return math.fsum(scaled) ** 2 / math.fsum(weight**2 for weight in scaled)
 
 
 def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
-    """`|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
+    """Return `|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
     scored = [i for i in group if not math.isnan(rows.rewards[i])]
-    zscores = grpo_zscores([rows.rewards[i] for i in scored])
+    zscores = grpo_zscores(_pick(rows.rewards, scored))
     return [abs(z) for i, z in zip(scored, zscores, strict=True) if rows.trained[i] > 0]
 
 
@@ -268,8 +293,7 @@ QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the
 def weight_statistics(
     weights: Sequence[float], lengths: Sequence[int], correct: Sequence[bool | None] | None = None
 ) -> dict[str, float]:
-    """Mean weights of short and long rows, and of correct and incorrect ones, in the correction for vLLM's
-    probabilities.
+    """Return mean weights of short, long, correct and incorrect rows in the correction for vLLM's probabilities.
 
     Each token's loss is multiplied by a ratio of the policy's probability to the engine's, bounded in one of four
     ways. A row's weight is the mean ratio over its trained tokens. Where the ratio is the product over a row, noise
@@ -296,15 +320,15 @@ def weight_statistics(
     ```
     """
     weighted = [i for i, weight in enumerate(weights) if not math.isnan(weight)]
-    ordered = sorted(lengths[i] for i in weighted)
-    chosen: dict[str, list[int]] = {}
+    ordered = sorted(_pick(lengths, weighted))
+    rows_by_metric: dict[str, list[int]] = {}
     for i in weighted:
-        rank = statistics.fmean((bisect_left(ordered, lengths[i]), bisect_right(ordered, lengths[i])))
-        chosen.setdefault(QUARTERS[int(4 * rank / len(ordered))], []).append(i)
-    for name, verdict in (("correct", True), ("incorrect", False)):
-        rows_of_verdict = [i for i in weighted if correct is not None and correct[i] is verdict]
-        chosen[f"sampling/weight_{name}_mean"] = rows_of_verdict
-    return {name: statistics.fmean(weights[i] for i in rows) for name, rows in sorted(chosen.items()) if rows}
+        # The mean rank: rows of one length go together, or the order of the batch would decide their quarter.
+        rank = (bisect_left(ordered, lengths[i]) + bisect_right(ordered, lengths[i])) / 2
+        rows_by_metric.setdefault(QUARTERS[int(4 * rank / len(ordered))], []).append(i)
+    for name, members in _rows_by_verdict(correct).items():
+        rows_by_metric[f"sampling/weight_{name}_mean"] = sorted({*members} & {*weighted})
+    return {name: statistics.fmean(_pick(weights, rows)) for name, rows in sorted(rows_by_metric.items()) if rows}
 
 
 _POSITIONS = 4  # quarters of a completion
@@ -313,7 +337,7 @@ _POSITIONS = 4  # quarters of a completion
 def step_statistics(
     step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
 ) -> dict[str, float]:
-    """Statistics of a generation batch's steps.
+    """Return statistics of a generation batch's steps.
 
     A learned process reward can be raised without solving anything: by more steps, or by mistakes it cannot see. Then
     it rises while the outcome reward falls: `process_hacked` in `warning_causes.py` warns of it from these numbers.
@@ -339,40 +363,33 @@ def step_statistics(
 
     ```
     """
-    rows = [row for row in step_rewards if len(row)]
-    if not rows:
+    lengths = [len(row) for row in step_rewards if len(row)]
+    if not lengths:
         return {}
-    scored = [s for row in rows for s in row if s is not None]
-    total = sum(len(row) for row in rows)
-    result = {"process/steps_mean": total / len(rows), "process/unscorable_frac": 1 - len(scored) / total}
-    if scored:
-        result["process/reward_mean"] = statistics.fmean(scored)
-    for quarter in range(_POSITIONS):
-        values = [s for row in rows for k, s in enumerate(row) if s is not None and _quarter(k, len(row)) == quarter]
-        if values:
-            result[f"process/reward_quarter_{quarter + 1}"] = statistics.fmean(values)
-    correlation = _correlation(step_rewards, outcome_rewards)
-    return result if correlation is None else {**result, "process/outcome_correlation": correlation}
-
-
-def _quarter(step: int, steps: int) -> int:
-    """Quarter of a completion that the middle of a step falls into."""
-    return int(_POSITIONS * (step + 0.5) / steps)
-
-
-def _correlation(
-    step_rewards: Sequence[Sequence[float | None]], outcome_rewards: Sequence[float | None]
-) -> float | None:
+    by_quarter: list[list[float]] = [[] for _ in range(_POSITIONS)]
     step_means: list[float] = []
     outcomes: list[float] = []
     for row, outcome in zip(step_rewards, outcome_rewards, strict=True):
-        scores = [score for score in row if score is not None]
+        scores = [(k, score) for k, score in enumerate(row) if score is not None]
+        for k, score in scores:
+            middle = (k + 0.5) / len(row)
+            by_quarter[int(_POSITIONS * middle)].append(score)
         if scores and outcome is not None and not math.isnan(outcome):
-            step_means.append(statistics.fmean(scores))
+            step_means.append(statistics.fmean(score for _, score in scores))
             outcomes.append(outcome)
-    if len(set(step_means)) < 2 or len(set(outcomes)) < 2:
-        return None
-    return statistics.correlation(step_means, outcomes)
+    scored = sum(map(len, by_quarter))
+    result = {
+        "process/steps_mean": sum(lengths) / len(lengths),
+        "process/unscorable_frac": 1 - scored / sum(lengths),
+    }
+    if scored:
+        result["process/reward_mean"] = statistics.fmean(chain.from_iterable(by_quarter))
+    for quarter, rewards in enumerate(by_quarter, start=1):
+        if rewards:
+            result[f"process/reward_quarter_{quarter}"] = statistics.fmean(rewards)
+    if len(set(step_means)) > 1 and len(set(outcomes)) > 1:  # of a constant, no correlation is defined
+        result["process/outcome_correlation"] = statistics.correlation(step_means, outcomes)
+    return result
 
 
 @dataclass(frozen=True)
@@ -385,7 +402,7 @@ class Push:
 
 
 def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """`k_i - c T_i` of each row `(B,)`; NaN in a batch of one group.
+    """Return `k_i - c T_i` of each row `(B,)`, see [`stop_push`]; NaN in a batch of one group.
 
     Args:
         lengths (`np.ndarray` of shape `(B,)`): T, tokens of each row.
@@ -405,7 +422,7 @@ def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray
 
 
 def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
-    """The push of an update on the decision to stop, of some rows of each group, over the weight of the whole group.
+    """Return the push of an update on the decision to stop, of some rows of each group, per weight of the whole group.
 
     At each token a policy goes on or stops. Were that one coin with probability c of going on, the gradient of its
     logit over a row of T decisions, k of them to go on, would be `k - c T`, and the push of an update
@@ -433,13 +450,9 @@ def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, group
         weight = np.abs(weights[rows]).sum()
         if weight > 0 and not np.isnan(scores[rows]).any():
             pushes.append((weights * scores)[rows & chosen].sum() / weight)
-    return _mean_score(pushes)
-
-
-def _mean_score(values: Sequence[float]) -> Push:
-    if len(values) < 2:
-        return Push(values[0] if values else math.nan, math.nan, len(values))
-    return Push(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values))
+    if len(pushes) < 2:
+        return Push(pushes[0] if pushes else math.nan, math.nan, len(pushes))
+    return Push(float(np.mean(pushes)), float(np.std(pushes, ddof=1)) / math.sqrt(len(pushes)), len(pushes))
 
 
 class CorrectnessRule:
@@ -451,7 +464,7 @@ class CorrectnessRule:
         threshold (`float`, *optional*): Correct if the reward is at least this; `None`: see the module docstring.
 
     Attributes:
-        name (`str`): The reward that is asked.
+        name (`str`): The reward that decides.
         index (`int`): Its column in the rewards per function.
 
     Raises:
@@ -473,26 +486,27 @@ class CorrectnessRule:
         if reward is not None and reward not in names:
             expected = f"one of {', '.join(names)}" if names else "a reward function's name"
             raise InputError("correct_reward", repr(reward), expected, "Name a reward function of the run.")
-        self.name = reward if reward is not None else names[0]
+        self.name = names[0] if reward is None else reward
         self.index = list(names).index(self.name)
         self.threshold = threshold
         self.is_binary = True  # whether all values so far were 0 or 1
 
     def judge(self, rewards: Sequence[float]) -> list[bool | None] | None:
-        """Per reward: correct, incorrect, or neither (`None`); NaN is unscorable. `None` as a whole: it cannot be
-        told."""
-        if self.threshold is not None:
-            return [None if math.isnan(reward) else reward >= self.threshold for reward in rewards]
-        if self.is_binary:
-            graded = next((r for r in rewards if not math.isnan(r) and r not in (0.0, 1.0)), None)
-            if graded is None:
-                return [None if math.isnan(reward) else reward == 1.0 for reward in rewards]
-            self.is_binary = False
-            logger.info(
-                "The reward %r gave %g, so the run cannot tell which completions are correct: it logs no pass rate "
-                "and no lengths of correct and incorrect completions. Set correct_threshold (and correct_reward, for "
-                "another reward).",
-                self.name,
-                graded,
-            )
-        return None
+        """Return correct, incorrect or neither (`None`: NaN, unscorable) for each reward; `None` as a whole where it
+        cannot be told."""
+        threshold = self.threshold
+        if threshold is None:
+            graded = [reward for reward in rewards if not math.isnan(reward) and reward not in (0.0, 1.0)]
+            if self.is_binary and graded:
+                self.is_binary = False
+                logger.info(
+                    "The reward %r gave %g, so the run cannot tell which completions are correct: it logs no pass "
+                    "rate and no lengths of correct and incorrect completions. Set correct_threshold (and "
+                    "correct_reward, for another reward).",
+                    self.name,
+                    graded[0],
+                )
+            if not self.is_binary:
+                return None
+            threshold = 1.0
+        return [None if math.isnan(reward) else reward >= threshold for reward in rewards]

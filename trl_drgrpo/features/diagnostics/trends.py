@@ -3,8 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
-from operator import mul
+from itertools import pairwise, starmap
+from operator import mul, sub
 
 MAD_TO_STD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
@@ -34,17 +34,20 @@ def moved(series: Sequence[float]) -> float:
     half = len(series) // 2
     if half < 4:
         return 0.0
-    difference = statistics.fmean(series[-half:]) - statistics.fmean(series[:half])
-    first, second = _centered(series[:half]), _centered(series[-half:])
+    difference = change(series)
     times = [t - (half - 1) / 2 for t in range(half)]
-    slope = math.fsum([*map(mul, times, first), *map(mul, times, second)]) / (2 * math.fsum(t * t for t in times))
-    first = [value - slope * t for t, value in zip(times, first, strict=True)]
-    second = [value - slope * t for t, value in zip(times, second, strict=True)]
-    total = math.fsum(value * value for value in first + second)
+    first = _centered(series[:half])
+    second = _centered(series[-half:])
+    slope = math.fsum(map(mul, times * 2, first + second)) / (2 * math.fsum(map(mul, times, times)))
+    trend = [slope * t for t in times]
+    first = list(map(sub, first, trend))
+    second = list(map(sub, second, trend))
+    total = math.fsum(map(mul, first + second, first + second))
     if total <= 0:
         return math.copysign(math.inf, difference) if difference else 0.0
-    # No pair reaches over the middle: between the halves the mean jumps.
-    lagged = math.fsum(before * after for before, after in [*pairwise(first), *pairwise(second)]) / total
+    # No pair reaches over the middle: between the halves the mean jumps. rho ends at 0.9, as the estimate of a short
+    # series may come to 1, which would make the error infinite and every change disappear.
+    lagged = math.fsum(starmap(mul, [*pairwise(first), *pairwise(second)])) / total
     rho = min(max(lagged + (1 + 4 * lagged) / half, 0.0), 0.9)  # + (1 + 4 rho) / n: the bias of a short series
     variance = total / (2 * half - 3)  # less two means and one slope
     error = math.sqrt(variance * 2 / half * (1 + rho) / (1 - rho))
@@ -84,7 +87,7 @@ def distance_from_usual(value: float, usual: Sequence[float]) -> float:
     ```
     """
     median = statistics.median(usual)
-    spread = MAD_TO_STD * statistics.median(abs(other - median) for other in usual)
+    spread = MAD_TO_STD * statistics.median(abs(earlier - median) for earlier in usual)
     floor = max(abs(median) / 10, 1e-12)
     return (value - median) / max(spread, floor)
 

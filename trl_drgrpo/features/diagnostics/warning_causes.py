@@ -5,9 +5,9 @@ its help. Defaults of the thresholds are those of its keywords, and `steps`.
 """
 
 import math
+import operator
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from trl_drgrpo.features.diagnostics.run_warnings import Window, register_warning, span_of
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
@@ -20,16 +20,21 @@ WithGaps = Sequence[float | None]  # a metric that may be missing
 def _mostly(cut_off: WithGaps) -> float:
     """Return the share of completions that are cut off if that is most of them, else 0."""
     share = mean_of(cut_off)
-    return share if share >= 0.5 else 0.0
+    if share < 0.5:
+        return 0.0
+    return share
 
 
 def only_value(rewards: WithGaps, lowest: WithGaps) -> float | None:
-    """Return the reward of all completions of a window, if all have the same one: then each mean is the lowest."""
+    """Return the reward of all completions of a window, if all have the same one; `None`: they differ."""
+    # A mean that equals the lowest of its values is the mean of equal values.
     present = [value for value in (*rewards, *lowest) if value is not None]
     if len(present) < len(rewards) + len(lowest):
         return None
     spread = max(present) - min(present)
-    return present[-1] if spread <= 1e-6 * max(abs(min(present)), 1.0) else None
+    if spread > 1e-6 * max(abs(min(present)), 1.0):  # float32, in which rewards are summed, has seven digits
+        return None
+    return present[-1]
 
 
 def _about_one_value(only: float | None) -> str:
@@ -50,9 +55,17 @@ def _about_one_value(only: float | None) -> str:
     fewest=2,
     explains=("truncation", "all_incorrect", "dead_groups"),
 )
-def all_truncated(window: Window, *series: Any, share: float = 0.95) -> str | None:
+def all_truncated(
+    window: Window,
+    cut_off: Series,
+    dead: Series,
+    rewards: Series,
+    lowest: Series,
+    pass_rates: WithGaps,
+    *,
+    share: float = 0.95,
+) -> str | None:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
-    cut_off, dead, rewards, lowest, pass_rates = series
     truncated = statistics.fmean(cut_off)
     only = only_value(rewards, lowest)
     if only is None or truncated < share or min(dead) < 1 or mean_of(pass_rates) > 0:
@@ -79,7 +92,9 @@ def all_incorrect(window: Window, rates: Series, cut_off: WithGaps, rewards: Wit
         window.memory["last_correct"] = correct_steps[-1]
         return None
     last_correct = window.memory.get("last_correct")
-    about_one_value = "" if last_correct else _about_one_value(only_value(rewards, lowest))
+    about_one_value = ""
+    if not last_correct:  # a reward that has told answers apart once does read them
+        about_one_value = _about_one_value(only_value(rewards, lowest))
     truncated = _mostly(cut_off)
     if truncated:
         advice = f", and {truncated:.0%} of them were cut off: raise max_completion_length."
@@ -105,19 +120,28 @@ def all_incorrect(window: Window, rates: Series, cut_off: WithGaps, rewards: Wit
     times=2,
     fewest=16,
 )
-def reward_collapse(window: Window, *series: Any, share: float = 0.5, deviations: float = 5.0) -> str | None:
+def reward_collapse(
+    window: Window,
+    rewards: Series,
+    lowest: Series,
+    rates: WithGaps,
+    cut_off: WithGaps,
+    *,
+    share: float = 0.5,
+    deviations: float = 5.0,
+) -> str | None:
     """The pass rate, or the reward, has fallen far below its best.
 
     The mean of the last `steps` readings is compared with the best mean of as many earlier ones. Rewards count from
     the lowest one that any completion has had, so that a shift of all rewards changes nothing.
     """
-    rewards, lowest, rates, cut_off = series
     floor = min(*lowest, window.memory.get("lowest", math.inf))
     window.memory["lowest"] = floor
     truncated = _mostly(cut_off[-(len(cut_off) // 2) :])
     text = _collapsed(window, "mean reward", "{:.3g}", rewards, floor, share, deviations)
-    if None not in rates:  # the pass rate is the plainer of two reasons
-        text = _collapsed(window, "pass rate", "{:.0%}", rates, 0.0, share, deviations) or text
+    pass_rates = [rate for rate in rates if rate is not None]
+    if len(pass_rates) == len(rates):  # the pass rate is the plainer of two reasons
+        text = _collapsed(window, "pass rate", "{:.0%}", pass_rates, 0.0, share, deviations) or text
     if text and truncated:
         text += f" {truncated:.0%} of the completions are cut off now: raise max_completion_length first."
     return text
@@ -134,7 +158,8 @@ def _collapsed(
     before = values[:half]
     recent = values[-half:]
     best = window.memory.get(name)
-    is_other_size = best is not None and len(best["values"]) != half  # at the end of a short run
+    # At the end of a short run halves have another size: one of few values is easily the best by chance.
+    is_other_size = best is not None and len(best["values"]) != half
     if best is None or is_other_size or statistics.fmean(before) > statistics.fmean(best["values"]):
         best = {"values": list(before), "step": window.steps[half - 1]}
         window.memory[name] = best
@@ -155,13 +180,13 @@ def _collapsed(
 def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) -> str | None:
     """The completions of a group are the same text."""
     # One completion per group is distinct anyway; of the others none (0) to all (1).
-    further = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
-    if further > distinct:
+    distinct_share = (statistics.fmean(unique) * window.num_generations - 1) / (window.num_generations - 1)
+    if distinct_share > distinct:
         return None
     return (
-        f"Nearly all completions of a group are the same text (over {window.span} only {further:.0%} of a group's "
-        "further completions differ), so there is nothing to compare. Raise temperature (1.0 is usual), top_p and "
-        "top_k; if they are already high, the policy has collapsed: lower learning_rate and go back to an earlier "
+        f"Nearly all completions of a group are the same text (over {window.span} only {distinct_share:.0%} of a "
+        "group's further completions differ), so there is nothing to compare. Raise temperature (1.0 is usual), top_p "
+        "and top_k; if they are already high, the policy has collapsed: lower learning_rate and go back to an earlier "
         "checkpoint."
     )
 
@@ -171,9 +196,17 @@ def sampling_collapse(window: Window, unique: Series, *, distinct: float = 0.1) 
     also=("drgrpo/all_correct_frac", "drgrpo/all_incorrect_frac", "reward", "drgrpo/reward_min"),
     steps=20,
 )
-def dead_groups(window: Window, dead: Series, *series: Any, share: float = 0.8) -> str | None:
+def dead_groups(
+    window: Window,
+    dead: Series,
+    correct: WithGaps,
+    incorrect: WithGaps,
+    rewards: WithGaps,
+    lowest: WithGaps,
+    *,
+    share: float = 0.8,
+) -> str | None:
     """Most groups are dead."""
-    correct, incorrect, rewards, lowest = series
     dead_share = mean_of(dead)
     if dead_share < share:
         return None
@@ -230,6 +263,7 @@ def truncation(
 @register_warning("kl", steps=50, fewest=25)
 def kl(window: Window, divergences: Series, *, deviations: float = 10.0, consecutive: float = 3) -> str | None:
     """The KL divergence from the reference leaves its usual range."""
+    # Several in a row, and the spread of all before them: single steps leave the usual range in every long run.
     newest = int(consecutive)
     usual = divergences[:-newest]
     last = divergences[-newest:]
@@ -294,7 +328,8 @@ def unequal_weights(
     """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
     short = statistics.fmean(shortest)
     long = statistics.fmean(longest)
-    gaps = [a - b for a, b in zip(shortest, longest, strict=True)]
+    # The error of the difference within each step: how much both move together from step to step tells nothing.
+    gaps = list(map(operator.sub, shortest, longest))
     error = statistics.pstdev(gaps) / math.sqrt(max(len(gaps) - 1, 1))
     if abs(short - long) < max(share * max(short, long), deviations * error):
         return None

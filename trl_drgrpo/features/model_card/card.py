@@ -28,7 +28,7 @@ from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.drawing import draw_panels, save_figure
 from trl_drgrpo.common.hub_errors import is_hub_id, is_local_path
 from trl_drgrpo.common.secrets import redacted, scrubbed
-from trl_drgrpo.features.model_card.example import Example, example_of
+from trl_drgrpo.features.model_card.example import example_of
 from trl_drgrpo.features.model_card.objective import lines_of, objective_of, plain_data, template
 from trl_drgrpo.features.model_card.origin import origin_of
 from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
@@ -47,22 +47,28 @@ PANELS |= {"completions/mean_length": "mean completion length (tokens)"}
 
 
 def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """The points `(step, value)` of each metric of each panel, without panels that have fewer than two points."""
+    """Return the points `(step, value)` of each metric of each panel, without lines of fewer than two points."""
+    points_of: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        for name, value in entry.items():
+            points_of.setdefault(name, []).append((entry.get("step", 0), value))
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    logged = dict.fromkeys(name for entry in history for name in entry)
     for metric, title in PANELS.items():
-        if metric == "reward" and PROCESS_ONLY in logged:
+        if metric == "reward" and PROCESS_ONLY in points_of:  # an outcome reward that is always 0
             continue
-        names = [name for name in logged if name.partition(" (")[0].removeprefix("eval_") == metric]
-        lines = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in names}
-        lines = {name: points for name, points in lines.items() if len(points) > 1}
-        if lines:
-            panels[title] = lines
+        for name, points in points_of.items():
+            if _metric_of(name) == metric and len(points) > 1:
+                panels.setdefault(title, {})[name] = points
     return panels
 
 
+def _metric_of(name: str) -> str:
+    """Return the name that a metric has in training: `reward` of `eval_reward (a)`, see `history_by_split`."""
+    return name.removeprefix("eval_").partition(" (")[0]
+
+
 def draw_curves(history: list[dict[str, Any]], target: Path) -> bool:
-    """Write the picture; returns whether there is one: not without matplotlib, nor without two points."""
+    """Write the picture and return whether there is one: not without matplotlib, nor without two points."""
     panels = curves(history)
     if not panels:
         return False
@@ -83,8 +89,10 @@ def write_card(
     optimizers: Optimizers = (None, None),
     newest: ScoredBatch | None = None,
 ) -> None:
-    """Write the card of a run to `readme`, in one step. While the run trains the card says so, and no picture is
-    drawn. `metadata`: that of TRL's card, repaired in place; further arguments as in [`card_text`]."""
+    """Write the card of a run to `readme`, in one step.
+
+    `metadata`: of TRL's card, repaired in place; further arguments as in [`card_text`].
+    """
     _repair(metadata, trainer.unwrapped_model, dataset_name or dataset_id(trainer.train_dataset))
     text = card_text(trainer, readme.parent, dataset_name, optimizers, newest)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
@@ -98,7 +106,7 @@ def card_text(
     optimizers: Optimizers = (None, None),
     newest: ScoredBatch | None = None,
 ) -> str:
-    """The card without its metadata, in Markdown.
+    """Return the card without its metadata, in Markdown.
 
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer of the run.
@@ -111,11 +119,13 @@ def card_text(
     model = trainer.unwrapped_model
     history = history_by_split(trainer.state.log_history, trainer.eval_dataset)
     formula, notes = objective_of(trainer)
-    drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
+    # During training a card is written at every checkpoint: only the last one is worth the seconds of a picture.
+    is_drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = changed_settings(args)
     dataset = trainer.train_dataset
     evaluation = trainer.eval_dataset
     splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    example = redacted(example_of(trainer, newest), vars(args))
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
         "model_class": type(model).__name__,
@@ -125,7 +135,6 @@ def card_text(
         "revision": (args.model_init_kwargs or {}).get("revision"),
         "is_text_only": not trainer.takes_images,
         "model_id": repr(trainer.hub_model_id or "."),
-        "example": example_of(trainer, newest),
         "formula": "\n".join(formula),
         "notes": notes,
         "dataset_name": dataset_name if is_hub_id(dataset_name) else dataset_id(dataset),
@@ -134,7 +143,7 @@ def card_text(
         "splits": {split: _size(data) for split, data in splits.items() if data is not None},
         "rewards": reward_rows(trainer),
         "metrics": metric_rows(history),
-        "picture": PICTURE if drawn else "",
+        "picture": PICTURE if is_drawn else "",
         "training": training_rows(trainer, optimizers),
         "adapter": adapter_rows(model),
         "is_adapter": hasattr(model, "peft_config"),
@@ -142,13 +151,13 @@ def card_text(
         "machine": machine_rows(trainer),
         "citation": textwrap.dedent(trainer.citation),
     }
-    values["example"] = Example(**redacted(vars(values["example"]), vars(args)))
     values = redacted(values, vars(args))  # before Markdown's escapes take them apart
-    return template("card.md.jinja").render(values, trainer=trainer, args=args, state=trainer.state)
+    return template("card.md.jinja").render(values, example=example, trainer=trainer, args=args, state=trainer.state)
 
 
 def _size(dataset: Data) -> str | None:
-    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None  # a stream is not counted
+    """Return the number of rows; `None` for a stream, which is not counted."""
+    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None
 
 
 def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | None) -> None:
@@ -168,7 +177,9 @@ def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | Non
     adapters = getattr(model, "peft_config", None)
     if adapters is not None:
         data.library_name = "peft"
-        tags |= {"transformers", *(plain_data(config.peft_type).lower() for config in adapters.values())}
+        tags.add("transformers")
+        for config in adapters.values():
+            tags.add(plain_data(config.peft_type).lower())
         if data.base_model:
             tags.add(f"base_model:adapter:{data.base_model}")
     data.tags = sorted(tags)
@@ -177,7 +188,7 @@ def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | Non
 
 
 def without_paths(values: object) -> Any:
-    """Nested mappings and lists with `"(local path)"` for every path of the machine."""
+    """Return nested mappings and lists with `"(local path)"` for every path of the machine."""
     if isinstance(values, dict):
         return {name: without_paths(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
@@ -195,23 +206,24 @@ _PACKAGES = ["trl-drgrpo", "trl", "transformers", "torch", "accelerate", "datase
 _PACKAGES += ["bitsandbytes"]
 _ADAPTER = {"adapter": "peft_type", "rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
 _ADAPTER |= {"rsLoRA": "use_rslora", "target modules": "target_modules", "modules trained in full": "modules_to_save"}
+_QUANTIZATION = ("quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
 
 
 def base_model_of(model: PreTrainedModel) -> str | None:
-    """Hub id of the model that was trained or carries the adapter, or that it was converted from; `None` when it is no
-    Hub model."""
+    """Return the Hub id of the model that was trained or carries the adapter, or that it was converted from; `None`
+    when it is no Hub model."""
     name = getattr(model.config, "_name_or_path", None)
     return name if is_hub_id(name) else origin_of(name).get("base_model")
 
 
 def kind_of(model: PreTrainedModel) -> str:
-    """Class of the model, or of the one that carries the adapter."""
+    """Return the class of the model, or of the one that carries the adapter."""
     base = getattr(model, "get_base_model", None)
     return type(model if base is None else base()).__name__
 
 
 def dataset_id(dataset: Data) -> str | None:
-    """Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
+    """Return the Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
     checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     for source in checksums:
         name = str(source).partition("hf://datasets/")[2].partition("@")[0]
@@ -221,33 +233,40 @@ def dataset_id(dataset: Data) -> str | None:
 
 
 def reward_rows(trainer: "TrainerProtocol") -> list[tuple[str, str, str]]:
-    """Name, kind and weight of each reward."""
-    weights = [f"{weight:g}" for weight in trainer.reward_weights.tolist()]
-    kinds = ["model" if isinstance(func, torch.nn.Module) else "function" for func in trainer.reward_funcs]
-    rows = list(zip(trainer.reward_func_names, kinds, weights, strict=True))
-    if trainer.step_scorer:
-        scorer = trainer.step_scorer
-        steps = zip(scorer.names, scorer.funcs, scorer.weights, strict=True)
-        rows += [(name, f"step reward{_source(func)}", f"{weight:g}") for name, func, weight in steps]
+    """Return name, kind and weight of each reward."""
+    rows = []
+    weights = trainer.reward_weights.tolist()
+    for name, func, weight in zip(trainer.reward_func_names, trainer.reward_funcs, weights, strict=True):
+        kind = "model" if isinstance(func, torch.nn.Module) else "function"
+        rows.append((name, kind, f"{weight:g}"))
+    scorer = trainer.step_scorer
+    if scorer:
+        for name, func, weight in zip(scorer.names, scorer.funcs, scorer.weights, strict=True):
+            rows.append((name, f"step reward{_source(func)}", f"{weight:g}"))
     return rows
 
 
 def _source(func: "StepRewardFunction") -> str:
-    """Source of a model that scores steps: its id with the revision, or the name of its folder."""
+    """Return the source of a model that scores steps: its id with the revision, or the name of its folder."""
     source = getattr(func, "source", "")
+    if not source:
+        return ""
     name, at_revision, revision = source.partition(" at revision ")
-    if not source or is_hub_id(name):
-        return f": {source}" if source else ""
+    if is_hub_id(name):
+        return f": {source}"
     return f": {Path(name).name}{at_revision}{revision}, a local model"
 
 
 def training_rows(trainer: "TrainerProtocol", optimizers: Optimizers) -> Rows:
-    """Optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
+    """Return optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args = trainer.args
     optimizer, scheduler = optimizers
-    groups = [{"lr": args.learning_rate, "weight_decay": args.weight_decay}]
+    rates = {f"{args.learning_rate:g}"}
+    decays = {f"{args.weight_decay:g}"}
     if optimizer is not None:
-        groups = optimizer.param_groups
+        # `initial_lr`: a schedule has brought the rate of the moment down.
+        rates = {f"{group.get('initial_lr', group['lr']):g}" for group in optimizer.param_groups}
+        decays = {f"{group.get('weight_decay', 0):g}" for group in optimizer.param_groups}
     processes = trainer.accelerator.num_processes
     lines = lines_of(
         "training.jinja",
@@ -256,49 +275,49 @@ def training_rows(trainer: "TrainerProtocol", optimizers: Optimizers) -> Rows:
         trained=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         rows=args.per_device_train_batch_size * args.gradient_accumulation_steps * processes,
         processes=processes,
-        rates=" and ".join(sorted({f"{group.get('initial_lr', group['lr']):g}" for group in groups})),
-        decay=" and ".join(sorted({f"{group.get('weight_decay', 0):g}" for group in groups})),
+        rates=" and ".join(sorted(rates)),
+        decay=" and ".join(sorted(decays)),
         optimizer=optimizer and type(optimizer).__name__,
         scheduler=scheduler and type(scheduler).__name__,
     )
-    return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
+    rows: Rows = []
+    for line in lines:
+        name, _, value = line.partition(": ")
+        rows.append((name, value))
+    return rows
 
 
 def adapter_rows(model: PreTrainedModel) -> Rows:
-    """The adapter and the quantization of its base; empty for a full model that is not quantized."""
+    """Return the adapter and the quantization of its base; empty for a full model that is not quantized."""
     rows: Rows = []
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         if name == "ref":  # TRL's copy of an adapter that was there before
             continue
         for label, key in _ADAPTER.items():
             value = plain_data(getattr(config, key, None))
-            if value not in (None, [], ""):
-                rows.append((label, ", ".join(sorted(value)) if isinstance(value, list) else value))
+            if isinstance(value, list):
+                value = ", ".join(sorted(value))
+            if value not in (None, ""):
+                rows.append((label, value))
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is not None:
-        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        shown_keys = (
-            "quant_method",
-            "load_in_4bit",
-            "load_in_8bit",
-            "bnb_4bit_quant_type",
-            "bnb_4bit_use_double_quant",
-        )
-        text = ", ".join(
-            f"{key} {plain_data(values[key])}" for key in shown_keys if values.get(key) not in (None, False)
-        )
-        rows.append(("base model quantized", text or type(quantization).__name__))
+        values = plain_data(quantization)
+        shown = [f"{key} {values[key]}" for key in _QUANTIZATION if values.get(key) not in (None, False)]
+        rows.append(("base model quantized", ", ".join(shown) or type(quantization).__name__))
     return rows
 
 
 def history_by_split(history: list[dict[str, Any]], evaluation: EvalData | None) -> list[dict[str, Any]]:
-    """The log history with the split in the names of metrics, `eval_reward (<split>)`, where `trainer.eval_dataset`
-    has several: TRL calls them all the same."""
-    splits = list(evaluation) if isinstance(evaluation, dict) else []
+    """Return the log history with the split in the names of metrics, `eval_reward (<split>)`, where
+    `trainer.eval_dataset` has several: TRL calls them all the same."""
+    if not isinstance(evaluation, dict):
+        return history
     labeled = []
     for entry in history:
-        split = next((split for split in splits if f"eval_{split}_runtime" in entry), None)
-        mark = "" if split is None else f" ({split})"
+        mark = ""
+        for split in evaluation:
+            if f"eval_{split}_runtime" in entry:  # the one name in which TRL leaves the split
+                mark = f" ({split})"
         labeled.append({name if name in ("step", "epoch") else f"{name}{mark}": entry[name] for name in entry})
     return labeled
 
@@ -310,37 +329,42 @@ _WORTH_A_LINE = re.compile(
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Name, first and last logged value of each metric worth a line, and the step of the last."""
-    values: dict[str, list[tuple[int, float]]] = {}
+    """Return name, first and last logged value of each metric worth a line, and the step of the last."""
+    first: dict[str, float] = {}
+    last: dict[str, tuple[float, int]] = {}
     for entry in history:
         for name, value in entry.items():
-            stem = name.removeprefix("eval_").partition(" (")[0]
-            if isinstance(value, (int, float)) and _WORTH_A_LINE.match(stem):
-                values.setdefault(name, []).append((int(entry.get("step", 0)), float(value)))
-    order = sorted(values, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name))
-    return [
-        (name, f"{values[name][0][1]:.4g}", f"{values[name][-1][1]:.4g}", f"{values[name][-1][0]}") for name in order
-    ]
+            if isinstance(value, (int, float)) and _WORTH_A_LINE.match(_metric_of(name)):
+                first.setdefault(name, value)
+                last[name] = (value, int(entry.get("step", 0)))
+    rows = []
+    # Evaluations first, and in them the reward: the numbers that readers compare models by.
+    for name in sorted(first, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name)):
+        value, step = last[name]
+        rows.append((name, f"{first[name]:.4g}", f"{value:.4g}", f"{step}"))
+    return rows
 
 
 def changed_settings(args: "DrGRPOConfig") -> dict[str, Any]:
-    """Every field that somebody has set to another value than its default, without secrets and paths of the machine:
-    what the tables leave out."""
+    """Return every field that somebody has set to another value than its default, without secrets and paths of the
+    machine: what the tables leave out."""
     derived = getattr(args, "derived", {})  # a plain GRPOConfig's were not recorded
     shown = {}
     for field in dataclasses.fields(args):
+        if not field.init or field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START):
+            continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(args, field.name)
-        surrounding = field.name in _SURROUNDINGS or field.name.startswith(_SURROUNDINGS_START)
-        passed, effective = derived.get(field.name, (value, value))  # what it was made into from what was given
-        if surrounding or not field.init or value == default or (passed == default and value == effective):
-            continue
-        shown[field.name] = plain_data(value)
+        # The configuration derives some values from others: one that it made itself is nobody's setting.
+        passed, effective = derived.get(field.name, (value, value))
+        is_derived = passed == default and value == effective
+        if value != default and not is_derived:
+            shown[field.name] = plain_data(value)
     return without_paths(scrubbed(shown))
 
 
 def machine_rows(trainer: "TrainerProtocol") -> Rows:
-    """Hardware, how long the run took where transformers has noted it, and the packages that the result depends on."""
+    """Return hardware, the time of the run where transformers has noted it, and the packages that it depends on."""
     accelerator = trainer.accelerator
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"

@@ -9,13 +9,13 @@ import ast
 import math
 import pprint
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from transformers import PreTrainedModel
 from transformers.utils import get_json_schema
 
+from trl_drgrpo.features.model_card.objective import plain_data
 from trl_drgrpo.upstream.batches import DatasetRow, ScoredBatch
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ _QUESTION = "What is 3 + 4?"
 _LENGTH = 1024  # tokens of the example's completion, where the run has no limit
 
 
-@dataclass(frozen=True)
-class Example:
-    """
-    Parts of the snippet, as Python.
+class Example(TypedDict):
+    """Parts of the snippet, as Python.
 
     Args:
         prompt (`str`): A text, or a list of messages.
@@ -51,7 +49,7 @@ class Example:
 
 
 def example_of(trainer: "TrainerProtocol", newest: ScoredBatch | None = None) -> Example:
-    """The example of a run's card. `newest`: this rank's rows of the newest generation batch."""
+    """Return the example of a run's card. `newest`: this rank's rows of the newest generation batch."""
     row = example_row(trainer, newest)
     is_chat = isinstance(row["prompt"], list)
     options = trainer.args.model_init_kwargs or {}
@@ -66,7 +64,7 @@ def example_of(trainer: "TrainerProtocol", newest: ScoredBatch | None = None) ->
 
 
 def example_row(trainer: "TrainerProtocol", newest: ScoredBatch | None) -> DatasetRow:
-    """A row of the training data with a prompt that can be shown: the first short one, else the shortest.
+    """Return a row of the training data with a prompt that can be shown: the first short one, else the shortest.
 
     A stream is not read for this, and environments add to the prompts of the data: there, rows of the newest batch.
     """
@@ -90,7 +88,7 @@ def example_row(trainer: "TrainerProtocol", newest: ScoredBatch | None) -> Datas
 
 
 def literal(value: object) -> str | None:
-    """Python for a value, in lines of some length; `None` where Python has none, or the value is empty.
+    """Return Python for a value, in lines of some length; `None` where Python has none, or the value is empty.
 
     Example:
 
@@ -101,41 +99,42 @@ def literal(value: object) -> str | None:
     ```
     """
     text = pprint.pformat(value, width=_WIDTH, sort_dicts=False)
-    try:
+    try:  # read back: a representation may look like Python and be something else
         return text if value and ast.literal_eval(text) == value else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
 
 
 def _template_arguments(trainer: "TrainerProtocol", row: DatasetRow) -> dict[str, str]:
-    """Arguments that the trainer passes to the chat template beside the messages."""
+    """Return arguments that the trainer passes to the chat template beside the messages."""
     arguments = trainer.template_arguments(row)
     if "tools" in arguments:
         tools = arguments["tools"]
         arguments["tools"] = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in tools]
-    # None, False and 0 are values, too.
+    # `literal` gives None for what is empty; here None, False and 0 are values, too.
     return {name: literal(value) or repr(value) for name, value in arguments.items()}
 
 
 def _loading(model: PreTrainedModel) -> dict[str, str]:
-    """The quantization that an adapter was trained with: its base is not saved with it."""
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization is None or not hasattr(model, "peft_config"):
+    """Return the quantization that an adapter was trained with: its base is not saved with it."""
+    values = plain_data(getattr(model.config, "quantization_config", None)) or {}
+    if not hasattr(model, "peft_config") or values.get("quant_method") != "bitsandbytes":
         return {}
-    values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    method = values.get("quant_method")
-    if getattr(method, "value", method) != "bitsandbytes":
-        return {}
-    if values.get("load_in_8bit"):
-        return {"quantization_config": "BitsAndBytesConfig(load_in_8bit=True)"}
-    names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
-    given = {"load_in_4bit": True, **{name: values[name] for name in names if values.get(name) is not None}}
-    shown = {name: str(value).removeprefix("torch.") if "dtype" in name else value for name, value in given.items()}
-    return {"quantization_config": f"BitsAndBytesConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"}
+    arguments = ["load_in_8bit=True"]
+    if not values.get("load_in_8bit"):
+        arguments = ["load_in_4bit=True"]
+        for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"):
+            value = values.get(name)
+            if value is None:
+                continue
+            if name.endswith("dtype"):  # by its name, which needs no import of torch
+                value = str(value).removeprefix("torch.")
+            arguments.append(f"{name}={value!r}")
+    return {"quantization_config": f"BitsAndBytesConfig({', '.join(arguments)})"}
 
 
 def _decoding(trainer: "TrainerProtocol") -> dict[str, str]:
-    """The run's sampling, each setting stated: what is left out would be the model's own."""
+    """Return the run's sampling, each setting stated: what is left out would be the model's own."""
     args = trainer.args
     decoding = {
         "max_new_tokens": args.max_completion_length or _LENGTH,
@@ -147,10 +146,12 @@ def _decoding(trainer: "TrainerProtocol") -> dict[str, str]:
         "repetition_penalty": args.repetition_penalty,
         "eos_token_id": sorted(trainer.eos_token_ids),
     }
-    further_settings = dict(args.generation_kwargs or {})
-    if args.use_vllm:  # whose other options transformers does not know
-        further_settings = {"stop_strings": further_settings["stop"]} if further_settings.get("stop") else {}
-    shown = {name: repr(value) for name, value in (decoding | further_settings).items() if value is not None}
+    options = args.generation_kwargs or {}
+    if not args.use_vllm:
+        decoding |= options
+    elif options.get("stop"):  # of vLLM's other options transformers knows none
+        decoding["stop_strings"] = options["stop"]
+    shown = {name: repr(value) for name, value in decoding.items() if value is not None}
     if "stop_strings" in shown:
-        shown["tokenizer"] = "tokenizer"
+        shown["tokenizer"] = "tokenizer"  # transformers finds texts with it
     return shown

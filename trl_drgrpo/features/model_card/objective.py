@@ -13,21 +13,24 @@ if TYPE_CHECKING:
 
 
 def template(name: str) -> Template:
-    """A template of this room."""
+    """Return a template of this room."""
     return markdown.template("trl_drgrpo.features.model_card", name, {}, keep_trailing_newline=True)
 
 
 def lines_of(name: str, **values: Any) -> list[str]:
-    """The lines of a rendered template, without empty ones."""
+    """Return the lines of a rendered template, without empty ones."""
     return [line for line in template(name).render(values).splitlines() if line.strip()]
 
 
 def objective_of(trainer: "TrainerProtocol") -> tuple[list[str], list[str]]:
-    """The objective that a trainer minimizes, also before its first step: the formula with the run's numbers, in lines
-    of plain text, and one sentence per choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
+    """Return the objective that a trainer minimizes, also before its first step.
 
-    Read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more cannot be
-    compared with another.
+    It is read off the configuration and the trainer, never off defaults: a card that says "Dr. GRPO" and no more
+    cannot be compared with another.
+
+    Returns:
+        `tuple[list[str], list[str]]`: The formula with the run's numbers, in lines of plain text, and one sentence per
+        choice behind it. Symbols: `P G B T L`, `r_i`, `A_i`, `rho_it`.
     """
     args = trainer.args
     scorer = trainer.step_scorer
@@ -45,7 +48,7 @@ def objective_of(trainer: "TrainerProtocol") -> tuple[list[str], list[str]]:
 
 
 def plain_data(value: object) -> Any:
-    """A value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
+    """Return a value as YAML can hold it: options for a model may be dtypes, paths, or configurations of their own."""
     if isinstance(value, Enum):
         return plain_data(value.value)
     if isinstance(value, Mapping):
@@ -55,4 +58,6 @@ def plain_data(value: object) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     to_dict = getattr(value, "to_dict", None)
-    return str(value) if to_dict is None else plain_data(to_dict())
+    if to_dict is not None:
+        return plain_data(to_dict())
+    return str(value)

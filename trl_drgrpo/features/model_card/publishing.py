@@ -1,8 +1,8 @@
-"""A true card, and one line that says where the model is when the Hub cannot be reached.
+"""The card in the place of TRL's, and one line that says where the model is when the Hub cannot be reached.
 
 TRL writes its card at every checkpoint; ours takes its place there, after the training, and beside an adapter that
-PEFT has saved with a card of its own. Uploads that run beside the training end without a word in transformers, also
-when they failed; and an exception from the last one looks as if the night was lost. Both are said here in one line.
+PEFT has saved with a card of its own. transformers does not report uploads that failed beside the training, and an
+exception from the last upload looks as if the night was lost. Both get one line in the log here.
 """
 
 import logging
@@ -48,7 +48,7 @@ class ModelCard(Feature):
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
-        """A card that was written while the run was going is brought up to date."""
+        """Bring a card that was written during the run up to date."""
         yield
         if self._arguments is not None:
             self.trainer.create_model_card()
@@ -67,7 +67,7 @@ class ModelCard(Feature):
         self._arguments = completed
         # TRL writes elsewhere: an upload that runs beside the training may be reading the card.
         with tempfile.TemporaryDirectory() as folder, swapped(trainer.args, output_dir=folder):
-            yield self._arguments
+            yield completed
             metadata = None
             if trainer.is_world_process_zero():
                 metadata = cast(ModelCardData, HubCard.load(Path(folder) / "README.md").data)
@@ -79,25 +79,21 @@ class ModelCard(Feature):
     def on_model_saved(self, folder: Path) -> None:
         trainer = self.trainer
         self._model_was_saved = True
-        if not trainer.is_world_process_zero():
+        if not trainer.is_world_process_zero() or not hasattr(trainer.unwrapped_model, "peft_config"):
             return
-        if hasattr(trainer.unwrapped_model, "peft_config"):
-            with trainer.describing(CARD):
-                self._put_card_into(folder)
-
-    def _put_card_into(self, folder: Path) -> None:
-        self.trainer.create_model_card()
-        if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
-            shutil.copyfile(self._readme, folder / self._readme.name)
-            picture = self._readme.parent / "card"
-            if picture.is_dir() and not self.trainer.is_in_train:
-                shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
+        with trainer.describing(CARD):  # PEFT has just written a card of its own into the folder
+            trainer.create_model_card()
+            if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
+                shutil.copyfile(self._readme, folder / self._readme.name)
+                picture = self._readme.parent / "card"
+                if picture.is_dir() and not trainer.is_in_train:
+                    shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
 
     @contextmanager
     def opening_repository(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of the network, of the Hub's client, of a name that is none
+        except Exception as error:  # the network, the Hub's client, or a name that the Hub refuses
             name = self.trainer.args.hub_model_id or "a repository named after output_dir"
             got = f"{name}, which cannot be opened at {constants.ENDPOINT} ({_short(error)})"
             remedy = "Log in with `hf auth login` or set HF_TOKEN, check hub_model_id, or leave push_to_hub out."

@@ -22,6 +22,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,8 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     except (OSError, ValueError) as error:
         return f"{STATE_FILE} cannot be read ({error})"
     needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
-    for read in (False, True) if checksums else (False,):  # sizes cost nothing
+    # All sizes first: they cost nothing, and a missing file must not wait for the checksums of gigabytes.
+    for read in (False, True) if checksums else (False,):
         for name, mark in needed.items():
             reason = why_changed(checkpoint, name, mark, read)
             if reason:
@@ -169,29 +171,33 @@ def has_optimizer(checkpoint: Path) -> bool:
 
 
 def newest_complete_checkpoint(output_dir: Path) -> Path | None:
-    """
-    Find the newest complete checkpoint of the run that wrote last; the log says why others are passed over.
+    """Find the newest complete checkpoint of the run that wrote last; the log says why others are passed over.
 
-    A folder may hold checkpoints of several runs, and of steps behind which a run went back. The one written last says
-    which run is meant and how far it has come: others' checkpoints, and those of higher steps, do not count. Complete
-    is one with our state file and files as it lists them, or, where no checkpoint has one (a plain TRL run), one with
-    a readable `trainer_state.json`.
+    A folder may hold checkpoints of several runs, and of steps behind which a run went back. The checkpoint written
+    last decides which run is meant and how far it has come: checkpoints of other runs, and of higher steps, do not
+    count. A checkpoint is complete with our state file and files as it lists them, or, where no checkpoint has one (a
+    plain TRL run), with a readable `trainer_state.json`.
     """
     folders = checkpoint_folders(output_dir)
-    ours = any((path / STATE_FILE).exists() for path in folders)
+    is_ours = any((path / STATE_FILE).exists() for path in folders)
     states = states_in(output_dir)
     last = next(reversed(states), None)
     for path in folders:
         reason = why_incomplete(path, checksums=False)
-        if not reason and ours and path not in states:
+        if not reason and is_ours and path not in states:
             reason = (
                 f"it has no {STATE_FILE}, so plain TRL wrote it, and it may be incomplete. To continue from it, "
                 f"set resume_from_checkpoint={path}"
             )
         if not reason and last is not None:
-            reason = _why_not_of_the_newest(path, states[path], last, states[last])
-        if not reason:
-            reason = why_incomplete(path)
+            run = states[path]["run_id"]
+            newest_run = states[last]["run_id"]
+            if run != newest_run:
+                reason = f"it belongs to run {run}, but the last run to save here is {newest_run} ({last.name})"
+            elif step_of(path) > step_of(last):
+                reason = f"the run was resumed from an earlier step: {last.name} was written later"
+        # Checksums last: they read all of the checkpoint, which only the one that is taken is worth.
+        reason = reason or why_incomplete(path)
         if not reason:
             return path
         logger.warning("%s is skipped: %s. Looking for an older one.", path, reason)
@@ -211,19 +217,12 @@ def states_in(output_dir: Path) -> dict[Path, dict[str, Any]]:
         state = state_or_none(path)
         if state:
             states[path] = state
+    # By the time in the file, not of it: a copy has new time stamps.
     return dict(sorted(states.items(), key=lambda item: (item[1]["saved_at"], step_of(item[0]))))
 
 
-def _why_not_of_the_newest(path: Path, state: dict[str, Any], last: Path, newest: dict[str, Any]) -> str:
-    run, newest_run = state["run_id"], newest["run_id"]
-    if run != newest_run:
-        return f"it belongs to run {run}, but the last run to save here is {newest_run} ({last.name})"
-    if step_of(path) > step_of(last):
-        return f"the run was resumed from an earlier step: {last.name} was written later"
-    return ""
-
-
-@functools.cache  # the command line and the trainer ask for the same file
+# The command line and the trainer ask for the same file; the two times, in nanoseconds, tell when it was written to.
+@functools.cache
 def _checksum(path: Path, modified: int, changed: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
@@ -244,15 +243,14 @@ _REPLACE = (
 
 
 def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
-    """
-    Choose the checkpoint that a run goes on from; `None` for a run that begins anew.
+    """Choose the checkpoint that a run goes on from; `None` for a run that begins anew.
 
     `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
     another one there; else that is refused, like an incomplete checkpoint. `checksums`: as in [`why_incomplete`].
     """
     if resume and overwrite:
         remedy = "One keeps the run in output_dir, the other deletes it: leave one of them out."
-        got = f"true beside resume_from_checkpoint {str(resume).lower() if resume is True else resume}"
+        got = f"true beside resume_from_checkpoint {'true' if resume is True else resume}"
         raise InputError("overwrite_output_dir", got, "one of the two", remedy)
     checkpoint = None
     if resume is True:
@@ -290,17 +288,20 @@ def run_in(output_dir: Path) -> str:
     """
     checkpoints = [path.name for path in checkpoint_folders(output_dir) if _was_completed(path)]
     if checkpoints:
-        more = len(checkpoints) - 1
-        return checkpoints[0] + (f" and {more} more checkpoint{'s' * (more > 1)}" if more else "")
+        others = len(checkpoints) - 1
+        and_others = ("", " and 1 more checkpoint", f" and {others} more checkpoints")
+        return checkpoints[0] + and_others[min(others, 2)]
     if not (output_dir / _MARK).exists():
         return ""
-    weights = sorted(path.name for pattern in _WEIGHTS for path in output_dir.glob(pattern))
-    return f"a saved model, {weights[0]}" if weights else ""
+    weights = sorted(chain.from_iterable(map(output_dir.glob, _WEIGHTS)))
+    return f"a saved model, {weights[0].name}" if weights else ""
 
 
 def delete_run(output_dir: Path) -> None:
-    """Delete the checkpoints and the run log in a folder; a saved model stays until the new one takes its place. Of
-    links nothing but the link is deleted."""
+    """Delete the checkpoints and the run log in a folder; a saved model stays until the new one takes its place.
+
+    Of a link only the link is deleted.
+    """
     checkpoints = checkpoint_folders(output_dir)
     for path in checkpoints:
         if not path.is_symlink():
@@ -313,8 +314,7 @@ def delete_run(output_dir: Path) -> None:
 
 
 def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) -> None:
-    """
-    Delete the checkpoints that were written first, beyond `save_total_limit`.
+    """Delete the checkpoints that were written first, beyond `save_total_limit`.
 
     transformers goes by the time stamps of the folders: with a clock that was put back it deletes the new ones. Here
     the order is that in which they were finished, which the state files say. A checkpoint without one (of plain TRL,
@@ -328,9 +328,12 @@ def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) ->
     if not limit or limit < 0:
         return
     states = states_in(newest.parent)
-    by_step = reversed(checkpoint_folders(newest.parent))
-    folders = [*(path for path in by_step if path not in states), *states]
-    protected = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    folders = [path for path in reversed(checkpoint_folders(newest.parent)) if path not in states]
+    folders += states
+    protected = {newest.resolve()}
+    if best:
+        protected.add(Path(best).resolve())
+    # A link to a protected checkpoint may go: its target stays.
     removable = [path for path in folders if path.is_symlink() or path.resolve() not in protected]
     excess = len(folders) - max(limit, len(protected))
     for path in removable[: max(excess, 0)]:
@@ -339,7 +342,7 @@ def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) ->
 
 
 def _was_completed(checkpoint: Path) -> bool:
-    """Tell whether it was written to its end, by anyone; it may be damaged since."""
+    """Tell whether a checkpoint was written to its end, by anyone; it may be damaged since."""
     if (checkpoint / PART_FILE).exists():
         return False
     return (checkpoint / STATE_FILE).exists() or (checkpoint / TRAINER_STATE).exists()
@@ -362,11 +365,11 @@ def rollouts_file(checkpoint: Path, rank: int) -> Path:
 def features_by_name(features: Iterable["Feature"]) -> dict[str, "Feature"]:
     """Return features by the name that a checkpoint holds their state under; others of a class are numbered."""
     counts: Counter[str] = Counter()
-    features_of_names: dict[str, Any] = {}
+    named_features = {}
     for feature in features:
         name = type(feature).__name__
         counts[name] += 1
         if counts[name] > 1:
             name = f"{name} {counts[name]}"
-        features_of_names[name] = feature
-    return features_of_names
+        named_features[name] = feature
+    return named_features

@@ -16,10 +16,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import DivergedError, InputError
 from trl_drgrpo.common.finite import first_not_finite, has_no_distribution
@@ -53,9 +52,7 @@ class DivergenceGuard(Feature):
         self._began_at = 0  # optimizer steps of the checkpoint that the run goes on from
         self._advantages: torch.Tensor | None = None  # of this rank's newest generation batch
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Refuse weights that were not finite before this run took a step."""
         self._began_at = state.global_step
         name = self._broken_weight() or self._broken_moment()
@@ -110,10 +107,8 @@ class DivergenceGuard(Feature):
         if self._on_any_rank(self._broken_moment()):
             raise self._diverged("the state of the optimizer is NaN or infinite")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._refuse_broken_weights()  # nothing may have been saved
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        self._refuse_broken_weights()  # also in a run that saves nothing
 
     def _refuse_broken_weights(self) -> None:
         name = self._broken_weight()
@@ -135,23 +130,28 @@ class DivergenceGuard(Feature):
         optimizer = self.trainer.optimizer
         if optimizer is None or self.trainer.in_lockstep:
             return None
-        entries = [entry for state in optimizer.state.values() for entry in state.items()]
-        return first_not_finite((f"the optimizer's {n}", v) for n, v in entries if isinstance(v, torch.Tensor))
+        moments = []
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    moments.append((f"the optimizer's {name}", value))
+        return first_not_finite(moments)
 
     def _diverged(self, what: str, step: int | None = None) -> DivergedError:
         """Return the error of a step, the last one by default. A checkpoint of that step has the same weights."""
-        ended_in: int = self.trainer.state.global_step if step is None else step
-        saved = self._newest_checkpoint(before=ended_in)
+        if step is None:
+            step = self.trainer.state.global_step
+        saved = self._newest_checkpoint(before=step)
         if saved is None:
             remedy = "No checkpoint before that is saved: start the run again with that changed."
         else:
             remedy = f"The last good checkpoint is {saved}: start a new run from its weights with that changed."
         cause = f"Likely cause: {self._likely_cause()}."
-        return DivergedError(f"step {ended_in}: {what}, so the training has diverged and ends. {cause} {remedy}")
+        return DivergedError(f"step {step}: {what}, so the training has diverged and ends. {cause} {remedy}")
 
     def _newest_checkpoint(self, before: int) -> Path | None:
         """Return the newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
-        resumed: Path | None = self._resume.resumed_from
+        resumed = self._resume.resumed_from
         folders = checkpoint_folders(Path(self.trainer.args.output_dir))
         if resumed is not None:
             folders += checkpoint_folders(resumed.parent)
@@ -162,13 +162,15 @@ class DivergenceGuard(Feature):
 
     def _likely_cause(self) -> str:
         args = self.trainer.args
-        groups = [] if self.trainer.optimizer is None else self.trainer.optimizer.param_groups
-        # A schedule may have brought the rate of the moment down to 0.
-        rate = max((float(group.get("initial_lr", group["lr"])) for group in groups), default=args.learning_rate)
-        advantages = self._advantages
-        largest = 0.0 if advantages is None or not advantages.numel() else advantages.abs().max().item()
-        if largest > _LARGE_ADVANTAGE:
-            return f"advantages of up to {largest:.2g} (scale or clip the rewards, or lower their weights)"
+        rate = args.learning_rate
+        if self.trainer.optimizer is not None:
+            # A schedule may have brought the rate of the moment down to 0.
+            groups = self.trainer.optimizer.param_groups
+            rate = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+        if self._advantages is not None and self._advantages.numel():
+            largest = self._advantages.abs().max().item()
+            if largest > _LARGE_ADVANTAGE:
+                return f"advantages of up to {largest:.2g} (scale or clip the rewards, or lower their weights)"
         if rate > _LARGE_RATE:
             return f"learning_rate {rate:g} (lower it)"
         if args.fp16:

@@ -1,10 +1,10 @@
-"""Tell whether the weights of a checkpoint have a place in the model that is to go on, told before they are loaded.
+"""Check that the weights of a checkpoint have a place in the model that is to go on, before they are loaded.
 
 torch and PEFT say it in a hundred lines, once the model is in memory: one for each layer.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,8 @@ from trl_drgrpo.common.reading import reading
 if TYPE_CHECKING:
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
-_ADAPTER, _WHOLE = "adapter_model", "model"
+_ADAPTER = "adapter_model"  # how names of files begin
+_WHOLE = "model"
 _NEW_RUN = "or start a new run from its weights, with that folder as the model."
 Shapes = dict[str, tuple[int, ...]]
 
@@ -90,20 +91,18 @@ def _refuse_other_shapes(
 
     The names in a whole model may be those of another version of transformers.
     """
-    differing = list(_differing(saved, {name: tuple(weight.shape) for name, weight in now.items()}, both_ways))
+    differing = []
+    for name, weight in now.items():
+        shape = tuple(weight.shape)
+        if name in saved and saved[name] != shape:
+            differing.append(f"{name} has shape {shape}, not {saved[name]}")
+        elif name not in saved and both_ways:
+            differing.append(f"{name} is not in the checkpoint")
+    for name in sorted(saved.keys() - now.keys()):
+        if both_ways and "lora_" in name:  # others are embeddings that PEFT saves along
+            differing.append(f"{name} has no place in the model")
     if saved and differing:
         and_others = f", and {len(differing) - 1} more weights differ" if len(differing) > 1 else ""
         remedy = f"Use the model and settings that it was trained with, {_NEW_RUN}"
         got = f"{got}: {differing[0]}{and_others}"
         raise InputError(field, got, f"what fits the weights in {checkpoint}", remedy)
-
-
-def _differing(saved: Shapes, now: Shapes, both_ways: bool) -> Iterator[str]:
-    for name, shape in now.items():
-        if name in saved and saved[name] != shape:
-            yield f"{name} has shape {shape}, not {saved[name]}"
-        elif name not in saved and both_ways:
-            yield f"{name} is not in the checkpoint"
-    for name in sorted(saved.keys() - now.keys()) if both_ways else ():
-        if "lora_" in name:  # others are embeddings that PEFT saves along
-            yield f"{name} has no place in the model"

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -87,21 +87,27 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
     return state
 
 
-def _say_what_changed(trainer: Any, state: dict[str, Any], run_settings: dict[str, Any], checkpoint: Path) -> None:
+def _say_what_changed(
+    trainer: "TrainerProtocol", state: dict[str, Any], run_settings: dict[str, Any], checkpoint: Path
+) -> None:
     """Warn of settings that differ: they are allowed in the middle of a run, but never silent."""
     terms = changed(state["objective"], objective_facts(trainer))
-    objective = "; ".join(f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in terms)
+    objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in terms]
     with_optimizer = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
-    settings = list(differences(state["settings"], run_settings))
-    replaced = in_words(setting for setting in settings if setting[0] not in with_optimizer)
-    restored = in_words((setting for setting in settings if setting[0] in with_optimizer), form="{} {}, not {}")
+    replaced = []
+    restored = []
+    for name, was, now in differences(state["settings"], run_settings):
+        if name in with_optimizer:
+            restored.append(f"{name} {shortened(was)}, not {shortened(now)}")
+        else:
+            replaced.append(f"{name} {shortened(was)} -> {shortened(now)}")
     for message, differing in (
         ("The objective differs from that of %s: %s. The run continues with the new one.", objective),
         ("Settings differ from those of %s: %s. The run continues with the new ones.", replaced),
         ("Kept from the optimizer's state in %s: %s. To change them, start a new run from its weights.", restored),
     ):
         if differing:
-            logger.warning(message, checkpoint, differing)
+            logger.warning(message, checkpoint, "; ".join(differing))
 
 
 def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
@@ -138,8 +144,8 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         needed.add("importance_sampling_ratio")
     if trainer.args.router_aux_scope == "batch":
         needed.add(EXPERT_WEIGHTS)
-    rank, device = trainer.accelerator.process_index, trainer.accelerator.device
-    rollouts = load_rollouts(checkpoint, rank, device, state["files"])
+    accelerator = trainer.accelerator
+    rollouts = load_rollouts(checkpoint, accelerator.process_index, accelerator.device, state["files"])
     missing = needed.difference(*(rollouts or []))
     # All ranks or none: one that generates alone waits forever.
     if not all(trainer.gathered([rollouts is not None])):
@@ -172,7 +178,9 @@ def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict
 
 
 def _in_words(value: object) -> str:
-    return (" + ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return " + ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -185,12 +193,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
     for name, was, value in changed(before, now):
         if name in _NOT_ALONE:
             continue
-        if not isinstance(was, dict) or not isinstance(value, dict):
+        if isinstance(was, dict) and isinstance(value, dict):
+            for key in was | value:
+                if was.get(key) != value.get(key):
+                    yield f"{name}: {key}", was.get(key), value.get(key)
+        else:
             yield name, was, value
-            continue
-        for key in [*was, *(key for key in value if key not in was)]:
-            if was.get(key) != value.get(key):
-                yield f"{name}: {key}", was.get(key), value.get(key)
 
 
 def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
@@ -212,17 +220,11 @@ def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
         return  # the same weights have other values then
     if "base" in differing:
         was, value = differing["base"]
+        got = f"the base {now.get('model')}, {value}"
         expected = f"{before.get('model')}, {was}, on which the adapter in {checkpoint} was trained"
-        raise InputError(
-            "model", f"the base {now.get('model')}, {value}", expected, "Name that base, or start a new run."
-        )
+        raise InputError("model", got, expected, "Name that base, or start a new run.")
     if "reference" in differing:
         was, value = differing["reference"]
         expected = f"that of the run, {before.get('model')}, {was}"
         remedy = "It is the model that the run began with: build the trainer from that one, or start a new run."
         raise InputError("model", f"the reference of the KL term {now.get('model')}, {value}", expected, remedy)
-
-
-def in_words(differing: Iterable[tuple[str, Any, Any]], form: str = "{} {} -> {}") -> str:
-    """Write differences as a message shows them."""
-    return "; ".join(form.format(name, shortened(was), shortened(now)) for name, was, now in differing)

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.disk import on_sigterm, room_needed, sole_writer
 from trl_drgrpo.common.errors import DiskFullError, InputError, RewardError, Terminated
@@ -67,7 +66,7 @@ def _model_folders(trainer: "TrainerProtocol") -> dict[str, str]:
         folders[f"the base of adapter {name}"] = config.base_model_name_or_path
     for number, reward in enumerate(trainer.reward_funcs, start=1):
         folders[f"reward {number}"] = getattr(reward, "name_or_path", None)
-    return {name: folder for name, folder in folders.items() if isinstance(folder, str) and folder}
+    return {role: folder for role, folder in folders.items() if isinstance(folder, str) and folder}
 
 
 class Resume(Feature):
@@ -138,13 +137,14 @@ class Resume(Feature):
             output_dir = Path(self.trainer.args.output_dir)
             overwrite = self.trainer.args.overwrite_output_dir
             try:
+                # Before the choice: another process may be about to write there.
                 alone.enter_context(sole_writer("output_dir", output_dir))
-                if resume or not self._has_begun:  # what an earlier call has left there is its own
+                if resume or not self._has_begun:  # a run that an earlier `train()` has left there is this one
                     decision = choose_start(output_dir, resume, overwrite and not self._has_begun)
                 if not self._has_begun:
                     check_output_of_run(output_dir, resume, _model_folders(self.trainer))
             except (InputError, OSError) as error:
-                decision = error
+                decision = error  # all ranks raise it: the others would wait for one that ended here
         decision, run_id = self.trainer.gathered([(decision, uuid.uuid4().hex[:12])])[0]
         if isinstance(decision, Exception):
             raise decision
@@ -167,9 +167,7 @@ class Resume(Feature):
                     )
                 raise
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Begin: everything is loaded, and the first step comes next."""
         settings = self.trainer.args
         if settings.overwrite_output_dir and not self._has_begun and settings.should_save:
@@ -181,23 +179,17 @@ class Resume(Feature):
 
     # The boundary between two optimizer steps, at which an interrupted one can be repeated as it would be.
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         self._note_boundary()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
         if (self.trainer.state.epoch or 0) % 1:  # at 0, `on_epoch_begin` did, before the data loader drew its seed
             self._note_boundary()
         if any(self.trainer.gathered([self._terminated.is_set()])):
             self._save_step("SIGTERM")
             raise Terminated
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
         self._note_boundary()  # an evaluation that fails must not count as part of the step
 
     def _note_boundary(self) -> None:
@@ -209,8 +201,8 @@ class Resume(Feature):
         """Put the trainer back to the boundary, as far as a checkpoint records it."""
         trainer = self.trainer
         if trainer.micro_step > self._micro_step:
-            newest = (trainer.micro_step - 1) // trainer.generate_every
-            if newest != self._micro_step // trainer.generate_every:
+            newest_batch = (trainer.micro_step - 1) // trainer.generate_every
+            if newest_batch != self._micro_step // trainer.generate_every:
                 trainer.set_pending_rollouts(None)  # those at hand are newer than the step that the run resumes from
         trainer.set_micro_step(self._micro_step)
         self._restore_random_state()
@@ -244,11 +236,11 @@ class Resume(Feature):
         unlogged = self.trainer.logged_metrics.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
-            features = features_by_name(self.trainer.features)
-            feature_states = {name: feature.state_dict() for name, feature in features.items()}
-            for name, feature_state in feature_states.items():
-                with reading("features", f"the state_dict of {name}", "what JSON can hold"):
-                    json.dumps(feature_state)
+            feature_states = {}
+            for name, feature in features_by_name(self.trainer.features).items():
+                feature_states[name] = feature.state_dict()
+                with reading("features", f"the state_dict of {name}", "what JSON can hold"):  # names the feature
+                    json.dumps(feature_states[name])
             (checkpoint / FEATURES_FILE).write_text(json.dumps(feature_states) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
             finish_checkpoint(checkpoint, {**state, "unlogged": unlogged})
@@ -262,7 +254,8 @@ class Resume(Feature):
         from trl_drgrpo.features.resume.restoring import restore
 
         state = restore(self.trainer, checkpoint, self._settings)
-        self._unlogged, self.run_id = state.get("unlogged"), state.get("run_id", self.run_id)
+        self._unlogged = state.get("unlogged")
+        self.run_id = state.get("run_id", self.run_id)
 
     def _save_step(self, why: str) -> None:
         """Save a checkpoint at the last finished optimizer step, for a run that is about to end."""

@@ -84,7 +84,7 @@ def resume_facts(
     optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     tokenizer = trainer.text_tokenizer
-    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()  # not every tokenizer has it
     facts |= {
         **model_facts(trainer),
         "adapter": adapter_facts(trainer.unwrapped_model),
@@ -107,11 +107,13 @@ def geometry(trainer: "TrainerProtocol") -> dict[str, int]:
 
 def options_of_rewards(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return the options of all rewards by name and path; a function without any has none."""
-    rewards = list(zip(trainer.reward_func_names, trainer.reward_funcs, strict=True))
+    names = list(trainer.reward_func_names)
+    rewards: list[object] = list(trainer.reward_funcs)
     if trainer.step_scorer:
-        rewards += list(zip(trainer.step_scorer.names, trainer.step_scorer.funcs, strict=True))
+        names += trainer.step_scorer.names
+        rewards += trainer.step_scorer.funcs
     options = {}
-    for name, reward in rewards:
+    for name, reward in zip(names, rewards, strict=True):
         paths = reward_options(reward)
         if paths.keys() != {"function"}:
             options |= {f"{name}.{path}": value for path, value in paths.items()}
@@ -123,23 +125,32 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     model = trainer.unwrapped_model
     config = model.config
     is_adapted = hasattr(model, "peft_config")
-    frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
-    compute = next((p.dtype for p in (frozen.values() if is_adapted else model.parameters())), None)
+    base = {}
+    reference_adapter = {}
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            weights = reference_adapter if ".ref." in name else base
+            weights[name] = weight
+    weights = [*base.values(), *reference_adapter.values()] if is_adapted else list(model.parameters())
     quantization = getattr(config, "quantization_config", None)
-    facts = {
-        "dtype": str(compute).removeprefix("torch."),
+    facts: dict[str, Any] = {
+        "dtype": str(weights[0].dtype if weights else None).removeprefix("torch."),
         "attn_implementation": trainer.attention,
         "quantization": None if quantization is None else fields_of(quantization, ("quant_method", "load_in_4bit")),
+        "model": getattr(config, "_name_or_path", "") or type(model).__name__,  # for messages: a folder may move
+        "base": None,
+        "reference": None,
     }
-    reference = None
-    if trainer.args.beta and not trainer.in_lockstep:  # there, a process may hold a part of the weights only
-        copy = {name: weight for name, weight in frozen.items() if ".ref." in name}  # of an adapter that goes on
-        reference = dict(trainer.ref_model.named_parameters()) if trainer.ref_model is not None else copy or frozen
-    base = {name: weight for name, weight in frozen.items() if ".ref." not in name}
-    is_whole = is_adapted and not trainer.in_lockstep
-    facts["model"] = getattr(config, "_name_or_path", "") or type(model).__name__  # for messages: a folder may move
-    facts["base"] = weights_mark(base) if is_whole else None
-    facts["reference"] = weights_mark(reference) if reference else None
+    if trainer.in_lockstep:  # a process may hold a part of the weights only
+        return facts
+    if is_adapted:
+        facts["base"] = weights_mark(base)
+    if trainer.args.beta:
+        reference = reference_adapter or base  # of an adapter that goes on, the copy of it
+        if trainer.ref_model is not None:
+            reference = dict(trainer.ref_model.named_parameters())
+        if reference:
+            facts["reference"] = weights_mark(reference)
     return facts
 
 

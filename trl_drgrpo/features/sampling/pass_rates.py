@@ -5,13 +5,14 @@ prompt: `key`, `pass_rate` and `completions` count, `prompt` is for the reader.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, shortened
-from trl_drgrpo.rewards.texts import prompt_key, prompt_text
+from trl_drgrpo.rewards.texts import one_line, prompt_key, prompt_text
 
 _FIELDS = "{'key': ..., 'pass_rate': ..., 'completions': ...}"
 _PROMPT_CHARACTERS = 120
@@ -77,8 +78,8 @@ class PassRates:
         """
         for key, (rate, completions) in rates.items():
             self.counts[key] = (rate * completions, completions)
-            self.correct = self.correct + rate * completions
-            self.scored = self.scored + completions
+            self.correct += rate * completions
+            self.scored += completions
 
     def state_dict(self) -> dict[str, Any]:
         """Return the estimates, ready for JSON."""
@@ -115,7 +116,7 @@ def read_pass_rates(path: Path) -> Rates:
             key = str(row["key"])
             rate = float(row["pass_rate"])
             completions = float(row.get("completions", 8))
-            if not (0 <= rate <= 1 and 0 < completions < float("inf")):
+            if not (0 <= rate <= 1 and 0 < completions < math.inf):  # NaN is in no range
                 raise ValueError("out of range")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             got = f"{path}, line {number}: {shortened(line.strip(), 80)} ({type(error).__name__}: {error})"
@@ -147,10 +148,8 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     for key, (prompt, verdicts) in verdicts_of.items():
         if not verdicts:
             continue
-        text = " ".join(prompt_text(prompt).split())
-        if len(text) > _PROMPT_CHARACTERS:
-            text = f"{text[: _PROMPT_CHARACTERS - 3]}..."
         rate = sum(verdicts) / len(verdicts)
+        text = one_line(prompt_text(prompt), _PROMPT_CHARACTERS)
         row = {"key": key, "pass_rate": rate, "completions": len(verdicts), "prompt": text}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     write_whole(Path(path), "".join(lines))

@@ -10,8 +10,8 @@ import copy
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class PromptSampling(Feature):
             `InputError`: Too few prompts, or a file of pass rates that does not fit them.
         """
         trainer = self.trainer
-        args = self.trainer.args
+        args = trainer.args
         if not self.is_on:
             return
         has_environments = trainer.turns.factory is not None  # they read other columns than the prompt
@@ -83,13 +83,15 @@ class PromptSampling(Feature):
         )
         if args.curriculum:
             self._rule = CorrectnessRule(trainer.reward_func_names, args.correct_reward, args.correct_threshold)
-        prompts_per_batch = args.generation_batch_size // trainer.args.num_generations
+        prompts_per_batch = args.generation_batch_size // args.num_generations
         dataset = self.stream.dataset
         cap = prompts_per_batch * args.max_sampling_rounds
         if isinstance(dataset, Dataset) and len(dataset) < cap:
             got = f"{args.max_sampling_rounds} with {len(dataset)} rows of training data"
-            remedy = f"set at most {len(dataset) // prompts_per_batch}, or add rows."
-            remedy = f"A batch takes {prompts_per_batch} rows, none of them twice: {remedy}"
+            remedy = (
+                f"A batch takes {prompts_per_batch} rows, none of them twice: set at most "
+                f"{len(dataset) // prompts_per_batch}, or add rows."
+            )
             raise InputError("max_sampling_rounds", got, f"at least {cap} rows", remedy)
         if args.prior_pass_rates:
             self._take_prior(user_path(args.prior_pass_rates))
@@ -98,18 +100,17 @@ class PromptSampling(Feature):
         """Take in pass rates from before the run, if they are of these prompts."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
-        num_known = self.stream.count_known(rates)
-        if num_known == 0:
+        matching_prompts = self.stream.count_known(rates)
+        if matching_prompts == 0:
             remedy = (
                 "Prompts are matched by a hash of what the model sees: score completions of this dataset, with the "
                 "same prompt_template and system_prompt."
             )
             got = f"{path}, which has none of the prompts"
             raise InputError("prior_pass_rates", got, "pass rates of the same prompts", remedy)
-        if num_known:
-            logger.info(
-                "prior_pass_rates: %s has %d prompts, and knows %d training prompts.", path, len(rates), num_known
-            )
+        if matching_prompts:
+            message = "prior_pass_rates: %s has %d prompts, and knows %d training prompts."
+            logger.info(message, path, len(rates), matching_prompts)
 
     # A generation batch
 
@@ -118,22 +119,26 @@ class PromptSampling(Feature):
 
     def collecting(self, inputs: list[DatasetRow], generate: Generate) -> Rollouts:
         """Make a generation batch of K groups. Of a stored dataset only the number of `inputs` counts.
-        Advantages carry the weights, those of groups that are missing are 0."""
+
+        Advantages carry the weights; those of groups that are missing are 0.
+        """
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args
-        size = self.trainer.args.num_generations
-        examples = self.trainer.gathered(list(inputs))[::size]
+        examples = self.trainer.gathered(list(inputs))[:: args.num_generations]
         num_groups = len(examples)
-        cap = len(examples) * args.max_sampling_rounds
+        cap = num_groups * args.max_sampling_rounds
         prompts = self.stream.batch(self.batches, examples)
         drawn: list[Draw] = []
         rounds: list[Rollouts] = []
-        while (missing := num_groups - sum(map(self._is_selected, drawn))) > 0 and len(drawn) < cap:
+        missing = num_groups
+        while missing > 0 and len(drawn) < cap:
             fresh = self._draw(prompts, drawn, self._round_size(missing), cap)
             if fresh:
                 rounds.append(self._run_round(fresh, len(rounds), generate))
-        if not rounds:  # nothing was kept up to the cap: rows that do not train
+            missing = num_groups - sum(map(self._is_selected, drawn))
+        # Nothing was kept up to the cap. TRL needs rows all the same: these get advantages of 0.
+        if not rounds:
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
         selection = select_groups(
             [self._is_selected(draw) for draw in drawn],
@@ -154,15 +159,15 @@ class PromptSampling(Feature):
         return draw.place is not None and (draw.live or not self.trainer.args.dynamic_sampling)
 
     def _round_size(self, missing: int) -> int:
-        """Groups to generate for the missing ones, such that every process gets as many rows."""
+        """Return the number of groups to generate for the missing ones, such that every process gets as many rows."""
         share = 1.0
         if self.trainer.args.dynamic_sampling and self.live_share is not None:
-            share = max(self.live_share, 0.1)
+            share = max(self.live_share, 0.1)  # at most ten times the missing groups
         return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
 
     @property
     def _unit(self) -> int:
-        """Every process gets as many rows of a multiple of so many groups."""
+        """Groups of which a multiple gives every process as many rows."""
         return self._ranks // math.gcd(self._ranks, self.trainer.args.num_generations)
 
     def _draw(self, prompts: Iterator[DatasetRow], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
@@ -177,35 +182,40 @@ class PromptSampling(Feature):
             if args.curriculum:
                 draw.estimate = self.pass_rates.estimate(draw.key)
                 draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
+            # A generator per draw: all ranks decide alike, and a resumed run as the first one did.
             if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
                 fresh.append(draw)
             drawn.append(draw)
         return fresh
 
     def _run_round(self, fresh: list[Draw], number: int, generate: Generate) -> Rollouts:
-        """One round: completions, rewards and advantages of the kept prompts."""
+        """Run one round: completions, rewards and advantages of the kept prompts."""
         size = self.trainer.args.num_generations
-        ranks = self._ranks
         filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
-        rows = [draw.example for draw in filled for _ in range(size)]
-        share = len(rows) // ranks
+        rows = []
+        for draw in filled:
+            rows += [draw.example] * size
+        share = len(rows) // self._ranks
         rank = self.trainer.accelerator.process_index
+        # Copies: TRL and the reward functions may write into the rows of a group, which are one object here.
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
         unknown = unknown_keys(rollouts)
         if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
-        has_signal = self.trainer.gathered(
-            (rollouts["advantages"] != 0).view(len(rows) // ranks, -1).any(dim=1).tolist()
-        )
+        has_signal = self.trainer.gathered((rollouts["advantages"] != 0).view(share, -1).any(dim=1).tolist())
         correct = self._correct()
-        rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist() if self._credited else []
+        rewards = []
+        if self._credited:
+            rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist()
         for i, draw in enumerate(fresh):
             group = slice(i * size, (i + 1) * size)
             draw.place = (number, i)
             draw.live = any(has_signal[group])
-            draw.reward = rewards[i] if rewards else math.nan
-            if correct is not None and (judged := [c for c in correct[group] if c is not None]):
+            if rewards:
+                draw.reward = rewards[i]
+            judged = [verdict for verdict in correct[group] if verdict is not None] if correct else []
+            if judged:
                 self._judged.append((draw.key, sum(judged), len(judged)))
         self._tokens += int(trained_mask(rollouts).sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
@@ -213,45 +223,45 @@ class PromptSampling(Feature):
         return rollouts
 
     def _correct(self) -> list[bool | None] | None:
-        """Correctness of the newest round's completions, over all ranks; `None` without a curriculum."""
+        """Judge the newest round's completions, over all ranks; `None` without a curriculum."""
         batch = self._credited
         if self._rule is None or batch is None:
             return None
         correct = self._rule.judge(batch.scored.rewards_per_func[:, self._rule.index].tolist())
         if correct is None:
+            got = f"rewards of {self._rule.name!r} other than 0 and 1"
             remedy = "Set correct_threshold (and correct_reward, for another reward), or switch curriculum off."
-            raise InputError(
-                "curriculum", f"rewards of {self._rule.name!r} other than 0 and 1", "pass or fail", remedy
-            )
+            raise InputError("curriculum", got, "pass or fail", remedy)
         return correct
 
     # From rounds to a batch
 
     def _batch(self, rounds: list[Rollouts], drawn: list[Draw], selection: Selection, rows: int) -> Rollouts:
-        """The rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
+        """Return the rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
         size = self.trainer.args.num_generations
-        ranks = self._ranks
         rank = self.trainer.accelerator.process_index
         chosen = [drawn[i].place for i in selection.draws]
-        spare = deque(d.place for d in drawn if d.place is not None and d.place not in chosen)
         weights = list(selection.weights)
-        while len(chosen) < rows * ranks // size:
-            chosen.append(spare.popleft() if spare else (chosen[-1] if chosen else (0, 0)))
+        spare = iter([draw.place for draw in drawn if draw.place is not None and draw.place not in chosen])
+        while len(chosen) < rows * self._ranks // size:
+            last = chosen[-1] if chosen else (0, 0)
+            chosen.append(next(spare, last))
             weights.append(0.0)
-        local_rows: list[tuple[int, dict[str, torch.Tensor]]] = []
+        # Each process contributes the rows that it has generated; sorted, they are the same batch on all of them.
+        rows_of_rank: list[tuple[int, dict[str, torch.Tensor]]] = []
         for place, (group, weight) in enumerate(zip(chosen, weights, strict=True)):
             number, index = group or (0, 0)
             share = len(rounds[number]["completion_ids"])  # rows of each process
             for member in range(size):
-                holder, at = divmod(index * size + member, share)
+                holder, position = divmod(index * size + member, share)
                 if holder == rank:
-                    row = row_of(rounds[number], at)
+                    row = row_of(rounds[number], position)
                     row["advantages"] = row["advantages"] * weight
-                    local_rows.append((place * size + member, row))
-        everyone = sorted(self.trainer.gathered(local_rows), key=lambda entry: entry[0])
+                    rows_of_rank.append((place * size + member, row))
+        ordered = sorted(self.trainer.gathered(rows_of_rank), key=itemgetter(0))
         first = rounds[0]
         batch = joined_rows(
-            [row for _, row in everyone[rank * rows : (rank + 1) * rows]],
+            [row for _, row in ordered[rank * rows : (rank + 1) * rows]],
             self.trainer.pad_token_id,
             first["completion_ids"].device,
         )
@@ -259,14 +269,15 @@ class PromptSampling(Feature):
             batch["num_items_in_batch"] = first["num_items_in_batch"]
         return batch
 
-    # What is said and kept
+    # Log and checkpoints
 
-    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, wanted: int) -> None:
-        """Metrics of a batch, and what is learned about prompts for the next one."""
+    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, num_groups: int) -> None:
+        """Log metrics of a batch, and update pass rates for the next one."""
+        # Only now: estimates that change while prompts are drawn would make a draw depend on the ones before it.
         for key, correct, scored in self._judged:
             self.pass_rates.update(key, correct, scored)
         self._judged.clear()
-        tokens = self._tokens * self._ranks  # the mean over ranks, which is what is logged, is all
+        tokens = self._tokens * self._ranks  # what is logged is the mean over ranks: here, the sum
         dapo = self.trainer.args.dynamic_sampling == "dapo"
         metrics = sampling_metrics(drawn, selection, rounds=rounds, tokens=tokens, dapo=dapo)
         self._tokens = 0
@@ -275,7 +286,7 @@ class PromptSampling(Feature):
         self.trainer.log_batch({name: [float(value)] for name, value in metrics.items()}, {})
         if selection.capped and not self._has_warned:
             self._has_warned = True
-            logger.warning(cap_warning(drawn, wanted, self.trainer.args.max_sampling_rounds))
+            logger.warning(cap_warning(drawn, num_groups, self.trainer.args.max_sampling_rounds))
 
     def state_dict(self) -> dict[str, Any] | None:
         if not self.is_on:

@@ -57,6 +57,7 @@ def sampling_metrics(
     generated = [draw for draw in drawn if draw.place is not None]
     live = sum(draw.live for draw in generated)
     trained = len(selection.draws)
+    weights = selection.weights
     metrics: dict[str, float] = {
         "sampling/draws": len(drawn),
         "sampling/groups_generated": len(generated),
@@ -68,7 +69,6 @@ def sampling_metrics(
     }
     if live:
         metrics["sampling/tokens_per_live_group"] = tokens / live
-    weights = selection.weights
     if weights:
         metrics["sampling/weight_mean"] = sum(weights) / len(weights)
         metrics["sampling/weight_max"] = max(weights)
@@ -79,22 +79,24 @@ def sampling_metrics(
         last = int(not selection.capped)
         if trained > last:
             metrics["sampling/dapo_factor"] = 1 / ((trained - last) / (selection.drawn - last))
-    estimated = [draw for draw in drawn if not math.isnan(draw.estimate)]
-    if estimated:
-        metrics["sampling/keep_probability"] = sum(draw.probability for draw in estimated) / len(estimated)
-        for index, bucket in enumerate(BUCKETS):
-            probabilities = [draw.probability for draw in estimated if bucket_index(draw.estimate) == index]
-            if probabilities:
-                metrics[f"sampling/keep_probability/{bucket}"] = sum(probabilities) / len(probabilities)
+    probabilities: dict[str, list[float]] = {"": []}
+    for draw in drawn:
+        if not math.isnan(draw.estimate):
+            bucket = f"/{BUCKETS[bucket_index(draw.estimate)]}"
+            probabilities[""].append(draw.probability)
+            probabilities.setdefault(bucket, []).append(draw.probability)
+    for bucket, of_bucket in probabilities.items():
+        if of_bucket:
+            metrics[f"sampling/keep_probability{bucket}"] = sum(of_bucket) / len(of_bucket)
     return metrics
 
 
-def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
+def cap_warning(drawn: Sequence[Draw], num_groups: int, rounds: int) -> str:
     """Return the message for a cap reached before a batch is full.
 
     Args:
         drawn (`Sequence[Draw]`): All draws.
-        wanted (`int`): Groups of a batch.
+        num_groups (`int`): Groups of a batch.
         rounds (`int`): `max_sampling_rounds`.
     """
     generated = [draw for draw in drawn if draw.place is not None]
@@ -105,8 +107,8 @@ def cap_warning(drawn: Sequence[Draw], wanted: int, rounds: int) -> str:
         dead_groups = f" Dead groups: rewards from {min(rewards):g} to {max(rewards):g}, "
         dead_groups += f"{highest:.0%} of them at the highest."
     return (
-        f"Sampling: {sum(draw.live for draw in generated)} of {wanted} groups were live after the "
-        f"{wanted * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those."
+        f"Sampling: {sum(draw.live for draw in generated)} of {num_groups} groups were live after the "
+        f"{num_groups * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those."
         f"{dead_groups} Use prompts of another difficulty, or raise num_generations. "
         "Shown once; sampling/capped_frac counts."
     )
@@ -165,7 +167,7 @@ class PromptStream:
             return None
         dataset: Any = self.dataset
         if not self.whole_rows:
-            dataset = dataset.select_columns(["prompt"])
+            dataset = dataset.select_columns(["prompt"])  # others may hold images, which would be decoded for nothing
         return sum(self.key(example) in keys for example in dataset)
 
     def _rows(self, number: int, first: int, size: int) -> Iterator[int]:
@@ -194,8 +196,8 @@ class PromptStream:
 
     def _streamed(self) -> Iterator[dict[str, Any]]:
         """Yield a stream's examples from the position on."""
-        at, examples = self._read
-        if at != self.position:  # the first one, or after a resume
+        position, examples = self._read
+        if position != self.position:  # the first one, or after a resume
             examples = itertools.islice(self._passes(), self.position, None)
         for example in examples:
             self.position += 1
@@ -205,12 +207,12 @@ class PromptStream:
     def _passes(self) -> Iterator[Any]:
         """Yield a stream's examples, pass after pass; ends at an empty pass."""
         for epoch in itertools.count():
-            source: Any = self.dataset
+            source = self.dataset
             if self.shuffle:
                 source = source.shuffle(seed=self.seed + _ANOTHER_ORDER + epoch)
-            empty = True
+            is_empty = True
             for example in source:
-                empty = False
+                is_empty = False
                 yield example
-            if empty:
+            if is_empty:
                 return

@@ -103,7 +103,7 @@ class Place:
         return value
 
 
-def decoded(cell: Any) -> Any:
+def decoded(cell: object) -> Any:
     """Return a mapping or a list that a dataset stores as JSON text; anything else as it is."""
     if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "["):
         try:
@@ -263,14 +263,17 @@ async def _outcome(
 
 
 def _weighted(row: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    # A function of weight 0 is only logged: it cannot make a row unscorable.
-    counted = [(weight, score) for weight, score in zip(weights, row, strict=True) if weight]
-    if any(score is None for _, score in counted):
-        return None
-    return sum((weight * score for weight, score in counted if score is not None), 0.0)
+    weighted = []
+    for weight, score in zip(weights, row, strict=True):
+        if not weight:  # only logged: it cannot make a row unscorable
+            continue
+        if score is None:
+            return None
+        weighted.append(weight * score)
+    return sum(weighted, 0.0)
 
 
-def loaded(function: Any, option: str, what: str = "a function, or the path of one") -> Any:
+def loaded(function: object, option: str, what: str = "a function, or the path of one") -> Any:
     """Return the object of an adapter's first argument: itself, or the object at its path `package.module.name` or
     `path/to/file.py:name`. Refuses a path that leads nowhere. `option` and `what` are for the message."""
     if isinstance(function, str):
@@ -281,22 +284,22 @@ def loaded(function: Any, option: str, what: str = "a function, or the path of o
     return function
 
 
-def taking(function: Any, option: str, form: str, count: int, keyword: str = "") -> Any:
+def taking(function: object, option: str, form: str, count: int, keyword: str = "") -> Any:
     """
     Return the object of an adapter's first argument ([`loaded`]). Refuses a function that its stack could not call,
     before a run rather than on every completion of it: it must take `count` positional arguments, and gets a `keyword`
     that it names. `form` is for the message. A signature that Python cannot read passes.
     """
-    function = loaded(function, option)
-    function_parameters = parameters(function)
+    reward_func = loaded(function, option)
+    function_parameters = parameters(reward_func)
     if function_parameters is None:
-        return function
+        return reward_func
     signature = inspect.Signature(function_parameters)
     keywords = {keyword: None} if keyword in signature.parameters else {}
     try:
         signature.bind(*[None] * count, **keywords)
     except TypeError as error:
-        got = f"{reward_name(function)}{signature} ({error})"
+        got = f"{reward_name(reward_func)}{signature} ({error})"
         remedy = "Use the adapter that matches its signature."
         raise InputError(option, got, f"a function of the form {form}", remedy) from error
-    return function
+    return reward_func

@@ -210,7 +210,7 @@ def from_verl(
     )
 
 
-def _verl_score(result: Any) -> Any:
+def _verl_score(result: object) -> Any:
     if isinstance(result, Mapping):
         if "score" not in result:
             keys = ", ".join(map(str, result)) or "no keys"
@@ -264,7 +264,7 @@ def from_openrlhf(
     return adapted([reward_func], convention, name or reward_name(reward_func), read_batch=_openrlhf_rewards)
 
 
-def _openrlhf_rewards(result: Any, log: Callable[[str, Sequence[Any]], None]) -> Any:
+def _openrlhf_rewards(result: object, log: Callable[[str, Sequence[Any]], None]) -> Any:
     """Return the rewards in a result: under `rewards`, else `scores`, or the result itself. Logs its `extra_logs`."""
     if not isinstance(result, Mapping):
         return result
@@ -310,7 +310,7 @@ def from_swift(
     return composed(name, [reward_func], _as_swift, [column for column in columns if column not in _PASSED])
 
 
-def _instance(orm: type, args: Any) -> Any:
+def _instance(orm: type, args: object) -> Any:
     takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in parameters(orm) or ())
     if not takes_args and args is not None:
         raise InputError("args", repr(args)[:100], f"none: {orm.__name__} takes no args", "Leave them out.")
@@ -325,15 +325,13 @@ def _instance(orm: type, args: Any) -> Any:
 
 async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
     """Call the ORM with texts by position, and by name with the other arguments that it takes."""
-    texts = [completion_text(completion) for completion in kwargs["completions"]]
-    columns = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
-    columns["response_token_ids"] = columns.pop("completion_ids", None)
-    prompts = kwargs.get("prompts") or [[]] * len(texts)
-    messages = [
-        [*as_messages(prompt, "user"), {"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    offered = {**columns, "messages": messages, "trainer_state": kwargs.get("trainer_state")}
+    texts = list(map(completion_text, kwargs["completions"]))
+    offered = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
+    offered["response_token_ids"] = offered.pop("completion_ids", None)
+    offered["messages"] = []
+    for prompt, text in zip(kwargs.get("prompts") or [[]] * len(texts), texts, strict=True):
+        offered["messages"].append([*as_messages(prompt, "user"), *as_messages(text, "assistant")])
+    offered["trainer_state"] = kwargs.get("trainer_state")
     [orm] = reward.reward_funcs
     return await reward.called(orm, texts, **select(orm, offered))
 
@@ -344,10 +342,10 @@ _GROUP = {"states", "prompts", "completions", "answers", "tasks", "infos"}
 
 
 def from_verifiers(
-    rubric: Any,
+    rubric: object,
     *,
     weights: Sequence[float] | None = None,
-    parser: Any = None,
+    parser: object = None,
     answer_column: str | None = None,
     name: str | None = None,
     timeout: float | None = None,
@@ -413,7 +411,7 @@ def from_verifiers(
     )
 
 
-def _parts(rubric: Any, parser: Any) -> list[tuple[functools.partial, float]]:
+def _parts(rubric: object, parser: object) -> list[tuple[functools.partial, float]]:
     """Return the functions of a rubric, or of several, with their weights and bound to the objects of their rubric."""
     if isinstance(rubric, str):
         rubric = resolve_object(rubric, "rubric")
@@ -428,18 +426,15 @@ def _parts(rubric: Any, parser: Any) -> list[tuple[functools.partial, float]]:
     objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {})}
     if parser is not None:
         objects["parser"] = parser
-    parts = [(_bound(function, objects), weight) for function, weight in zip(functions or (), weights, strict=True)]
+    parts = []
+    for function, weight in zip(functions or (), weights, strict=True):
+        group_names = sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()})
+        if group_names:
+            got = f"the function {reward_name(function)}, which takes {', '.join(group_names)}"
+            remedy = "A batch may split groups: write it as a reward function in TRL's form."
+            raise InputError("rubric", got, "functions that score one completion", remedy)
+        parts.append((functools.partial(function, **select(function, objects)), weight))
     return parts + _parts(list(inner_rubrics or ()), parser)
-
-
-def _bound(function: Callable, objects: Mapping[str, Any]) -> functools.partial:
-    """Return a function with the objects of its rubric. Refuses one that scores a group."""
-    group_names = sorted(_GROUP & {parameter.name for parameter in parameters(function) or ()})
-    if group_names:
-        got = f"the function {reward_name(function)}, which takes {', '.join(group_names)}"
-        remedy = "A batch may split groups: write it as a reward function in TRL's form."
-        raise InputError("rubric", got, "functions that score one completion", remedy)
-    return functools.partial(function, **select(function, objects))
 
 
 def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
@@ -515,7 +510,7 @@ def from_r1_zero(
     return adapted([grader_func], convention, name or reward_name(grader_func), timeout=timeout, on_error=on_error)
 
 
-def _r1_zero_reward(result: Any) -> Any:
+def _r1_zero_reward(result: object) -> Any:
     if not isinstance(result, tuple | list) or len(result) != 2:
         got = f"{type(result).__name__} {result!r}"[:80]
         raise RewardError("an understand-r1-zero grader", got, "a pair (info, reward)", "Use another adapter.")

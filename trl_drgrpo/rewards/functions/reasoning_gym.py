@@ -117,7 +117,7 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
     return config
 
 
-def _read_value(field: str, text: str, default: Any) -> Any:
+def _read_value(field: str, text: str, default: object) -> Any:
     if isinstance(default, str):
         return text
     try:
@@ -182,7 +182,7 @@ def _as_dataset(
     return Dataset.from_dict(columns, features=features)
 
 
-def _encode(value: Any) -> str:
+def _encode(value: object) -> str:
     """Return JSON with tuples marked as such, because two tasks score a tuple and a list differently."""
     return json.dumps(_mark_tuples(value), sort_keys=True)
 
@@ -192,7 +192,7 @@ def _decode(text: str) -> Any:
     return json.loads(text, object_hook=lambda mapping: tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping)
 
 
-def _mark_tuples(value: Any) -> Any:
+def _mark_tuples(value: object) -> Any:
     if isinstance(value, tuple):
         return {"()": [_mark_tuples(item) for item in value]}
     if isinstance(value, list):

@@ -115,9 +115,11 @@ class IsolatedReward:
         kwargs["completions"] = list(completions)
         if "trainer_state" in kwargs:
             # Only numbers and texts: the history grows with the run, and callbacks may not pickle.
-            state = getattr(kwargs["trainer_state"], "__dict__", {})
-            plain = (bool, int, float, str, type(None))
-            kwargs["trainer_state"] = SimpleNamespace(**{k: v for k, v in state.items() if isinstance(v, plain)})
+            state = SimpleNamespace()
+            for name, value in getattr(kwargs["trainer_state"], "__dict__", {}).items():
+                if isinstance(value, bool | int | float | str | None):
+                    setattr(state, name, value)
+            kwargs["trainer_state"] = state
         calls = [((only_rows(kwargs, [row]),), {}) for row in range(len(completions))]
         outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), calls)
         rewards = [outcome.reward if isinstance(outcome, Scored) else outcome for outcome in outcomes]
@@ -157,11 +159,10 @@ def pickled(caller: SampleScorer) -> bytes:
             "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
             "`path/to/file.py:function`, or run it without limits.",
         ) from error
-    files = [
-        str(module.__file__)
-        for name, module in list(sys.modules.items())
-        if name.startswith(FILE_PREFIX) and name.encode() in function
-    ]
+    files = []
+    for name, module in list(sys.modules.items()):  # a copy: another thread may import meanwhile
+        if name.startswith(FILE_PREFIX) and name.encode() in function:
+            files.append(str(module.__file__))
     return pickle.dumps(_WithFiles(files, function)) if files else function
 
 

@@ -167,7 +167,7 @@ class WorkerPool:
         else:
             worker.calls += 1
             if not is_full and worker.calls < _CALLS_PER_WORKER:
-                self._idle.appendleft(worker)
+                self._idle.appendleft(worker)  # in front: the one in reserve stays at the end
             else:
                 worker.close()
             return failure or _unpickled_result(result)

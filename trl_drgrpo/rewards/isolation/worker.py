@@ -121,7 +121,7 @@ class SampleScorer:
         name (`str`): Name of the reward, for messages.
     """
 
-    def __init__(self, function: Any, name: str):
+    def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.name = name
 
@@ -155,7 +155,7 @@ class RewardCaller(SampleScorer):
     `loggers` names those of `log_metric` and `log_extra` that the function is given, as collectors.
     """
 
-    def __init__(self, function: Any, name: str, loggers: Sequence[str]):
+    def __init__(self, function: Callable[..., Any], name: str, loggers: Sequence[str]):
         super().__init__(function, name)
         self.loggers = loggers
 

@@ -122,7 +122,7 @@ def test_a_batch_without_a_signal_has_no_weights():
 
 def test_the_warning_says_which_side_the_rewards_are_on():
     drawn = [draw((0, 0), live=True, reward=0.5), draw((0, 1), reward=0.0), draw((0, 2), reward=1.0), draw()]
-    said = cap_warning(drawn, wanted=2, rounds=2)
+    said = cap_warning(drawn, num_groups=2, rounds=2)
     assert "1 of 2 groups were live after the 4 prompts that max_sampling_rounds=2 allows" in said
     assert "rewards from 0 to 1, 50% of them at the highest." in said
     assert "Groups without" not in cap_warning([draw()], 2, 2)

@@ -77,7 +77,7 @@ def fenced_code(completion: str) -> str | None:
 
 
 def parse_tests(
-    tests: Any, setup: Any = None, entry_point: Any = None, tolerance: float | None = None
+    tests: object, setup: Any = None, entry_point: Any = None, tolerance: float | None = None
 ) -> FunctionTests | ProgramTests | None:
     """The tests of one row.
 
@@ -194,7 +194,7 @@ def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> Prog
     return ProgramTests(cases, tolerance)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Some sets store lines."""
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         return "\n".join(value)

@@ -276,9 +276,11 @@ class CodeReward(SampleReward):
 
         [`BrokenTests`]: the tests cannot be run, whatever the completion. [`SandboxError`]: the sandbox did not start.
         """
-        setup = columns[self.setup] if self.setup else None
+        setup = None
         if self.setup == "prompts":
-            setup = prompt_text(setup)
+            setup = prompt_text(columns[self.setup])
+        elif self.setup:
+            setup = columns[self.setup]
         entry_point = columns[self.entry_point] if self.entry_point else None
         tests = parse_tests(columns[self.tests], setup, entry_point, self.tolerance)
         if tests is None:

@@ -114,7 +114,7 @@ def _file_of(data: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _kill_group(process: Any) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """In a sandbox the group is bubblewrap, with whose death all inside dies."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.texts import completion_text
+from trl_drgrpo.rewards.texts import completion_text, one_line
 
 _LONGEST_REPLY = 1 << 20  # bytes
 _LONGEST_BACKOFF = 30.0  # seconds
@@ -176,7 +176,7 @@ class Session:
         return Reply(text, prompt_tokens, completion_tokens, choice.get("finish_reason") == "length")
 
     async def post(self, route: str, body: dict[str, Any]) -> Any:
-        """The JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
+        """Return the JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
         content = json.dumps(body).encode()
         async with self.slots:
             for attempt in itertools.count():
@@ -230,15 +230,14 @@ class Session:
         except (ValueError, RecursionError):
             raise Unanswered(f"a reply that is not JSON: {self._quoted(body)}", 0.0) from None
 
-    def _quoted(self, said: str | bytes | bytearray) -> str:
-        text = said if isinstance(said, str) else said.decode(errors="replace")
+    def _quoted(self, answer: str | bytes | bytearray) -> str:
+        text = answer if isinstance(answer, str) else answer.decode(errors="replace")
         if self.key:  # a server may quote the request's headers
             text = text.replace(self.key, "***")
-        text = " ".join(text.split())
-        return text if len(text) <= 200 else text[:197] + "..."
+        return one_line(text, 200)
 
 
-def _count(usage: Any, key: str) -> int:
+def _count(usage: object, key: str) -> int:
     value = usage.get(key) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value >= 0 else 0
 

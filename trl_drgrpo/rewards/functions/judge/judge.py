@@ -38,7 +38,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
     Unanswered,
 )
 from trl_drgrpo.rewards.recipe_names import register_reward
-from trl_drgrpo.rewards.texts import completion_text, prompt_text
+from trl_drgrpo.rewards.texts import Text, completion_text, prompt_text
 
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
 
@@ -64,7 +64,7 @@ class ScoreReader:
     ```
     """
 
-    def __init__(self, pattern: str | None, score_range: Any, normalize: bool):
+    def __init__(self, pattern: str | None, score_range: Sequence[float], normalize: bool):
         regex = importlib.import_module("regex")
         try:
             self.pattern = regex.compile(pattern or _SCORE_PATTERN)
@@ -101,7 +101,7 @@ class ScoreReader:
         return (score - self.low) / (self.high - self.low) if self.normalize else score
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:57]}...{text[-57:]}"
 
@@ -223,7 +223,7 @@ class Judge:
         return scores
 
     async def _judge(
-        self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: Any
+        self, session: Session, messages: Messages, read: Callable[[str], Any], lowest: object
     ) -> "_Verdict":
         body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
         reply = None
@@ -358,7 +358,7 @@ class JudgeReward(Judge):
         lowest = [self.lowest_reward] * count
         return await self._ask(questions, read, lowest, log_metric, log_extra)
 
-    def _messages(self, completion: Any, row: int, kwargs: dict[str, Any]) -> Messages:
+    def _messages(self, completion: Text, row: int, kwargs: dict[str, Any]) -> Messages:
         text = completion_text(completion)
         # A completion cannot contain its own hash, so it cannot end the part that it stands in.
         boundary = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

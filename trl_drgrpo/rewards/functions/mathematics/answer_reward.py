@@ -120,7 +120,7 @@ class MathReward(SampleReward):
         equivalent("x + 1", "1 + x")
 
 
-def unreadable_gold(gold: Any) -> str | None:
+def unreadable_gold(gold: object) -> str | None:
     r"""Reason why [`MathReward`] scores no completion of a problem: its gold answer cannot be read.
 
     Args:

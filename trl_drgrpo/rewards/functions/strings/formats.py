@@ -21,11 +21,12 @@ from typing import Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
+from trl_drgrpo.rewards.columns import LogMetric
 from trl_drgrpo.rewards.contract import Limits, OnError
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
 from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking
-from trl_drgrpo.rewards.texts import completion_text
+from trl_drgrpo.rewards.texts import Text, completion_text
 
 # Where a tokenizer with a response template puts what stood between the thinking tags (TRL parses such completions).
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -75,8 +76,8 @@ class FormatReward(SampleReward):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
                 raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
 
-    def __call__(self, completions: Sequence[Any], log_metric: Any = None, **kwargs: Any) -> list[float | None]:
-        """Rewards of `B` completions; without `prompts` they count as conversational."""
+    def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
+        """Return the rewards of `B` completions; without `prompts` they count as conversational."""
         texts = [self._with_reasoning(completion) for completion in completions]
         prompts = kwargs.pop("prompts", None) or [None] * len(texts)
         return super().__call__(texts, log_metric, prompts=prompts, **kwargs)
@@ -99,15 +100,15 @@ class FormatReward(SampleReward):
         match = re.fullmatch(r"\s*".join(blocks), text, re.DOTALL)
         return float(match is not None and all(map(str.strip, match.groups())))
 
-    def _begun_inside(self, text: str, prompt: Any, opening: str) -> bool:
+    def _begun_inside(self, text: str, prompt: object, opening: str) -> bool:
         if self.think_opened != "auto":
             return bool(self.think_opened)
         if isinstance(prompt, str):
             return prompt.rstrip().endswith(opening)
         return opening not in text
 
-    def _with_reasoning(self, completion: Any) -> str:
-        """The text, with the reasoning back between its tags where the trainer has parsed it out."""
+    def _with_reasoning(self, completion: Text) -> str:
+        """Return the text, with the reasoning back between its tags where the trainer has parsed it out."""
         text = completion_text(completion)
         if isinstance(completion, str):
             return text
@@ -182,7 +183,7 @@ class RegexReward(AgainstColumn):
             return float(self.compiled.search(completion, timeout=self.timeout) is not None)
         return super().score(completion, **columns)
 
-    def read(self, truth: Any) -> str:
+    def read(self, truth: object) -> str:
         return self.normal(str(truth))
 
     def is_right(self, completion: str, truth: str) -> bool:
@@ -295,7 +296,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _validator(schema: Any) -> Any:
+def _validator(schema: object) -> Any:
     """The validator of a schema's own draft, with a registry that fetches nothing."""
     require_package(*_JSONSCHEMA)
     jsonschema = importlib.import_module("jsonschema")

@@ -80,12 +80,12 @@ class AgainstColumn(SampleReward):
         text = text.strip()
         return text.casefold() if self.ignore_case else text
 
-    def read(self, truth: Any) -> Any:
+    def read(self, truth: object) -> Any:
         """Read the truth from a value of the column; `None`: there is none."""
         raise NotImplementedError
 
     def is_right(self, completion: str, truth: Any) -> bool:
-        """Tell whether a completion says the same."""
+        """Tell whether a completion says the same. `truth`: from `read`."""
         raise NotImplementedError
 
 
@@ -122,7 +122,7 @@ class ExactMatchReward(AgainstColumn):
     truths = ("text", "number", "boolean", "list")
     allowed: ClassVar = {"where": _WHERE, "ignore_case": bool}
 
-    def read(self, truth: Any) -> set[str] | None:
+    def read(self, truth: object) -> set[str] | None:
         values = truth if isinstance(truth, (list, tuple)) else [truth]
         truths = set()
         for value in values:
@@ -202,7 +202,7 @@ class NumericReward(AgainstColumn):
             return False
         return self._equal(numbers[-1], truth)
 
-    def read(self, truth: Any) -> tuple[Decimal, Decimal]:
+    def read(self, truth: object) -> tuple[Decimal, Decimal]:
         if isinstance(truth, str):
             numbers = list(self._numbers(truth.rpartition("####")[2]))
             if len(numbers) == 1:
@@ -317,7 +317,7 @@ class ChoiceReward(AgainstColumn):
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
         return picked.pop() if len(picked) == 1 else None
 
-    def read(self, truth: Any) -> str:
+    def read(self, truth: object) -> str:
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
         if isinstance(truth, str):
