@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
 from trl_drgrpo.common.output_folders import checkpoint_folders
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
-from trl_drgrpo.common.reading import user_path
+from trl_drgrpo.common.reading import file_states, user_path
 from trl_drgrpo.upstream.versions import brief_bars
 
 if TYPE_CHECKING:
@@ -186,9 +185,4 @@ def weights_mark(name: str) -> str:
     path = user_path(name)
     if not path.is_dir():
         return name
-    fingerprint = []
-    for file in chain(*map(path.glob, _WEIGHTS)):
-        state = file.stat()
-        fingerprint.append((file.name, state.st_size, state.st_mtime_ns))
-    fingerprint.sort()
-    return hashlib.blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(file_states(path, _WEIGHTS)).encode(), digest_size=8).hexdigest()

@@ -185,8 +185,7 @@ def results(
         `dict`: The facts, the numbers of each model, and with a baseline the `difference` of pass@k to it: paired,
         prompt by prompt, over prompts that both have a value for.
     """
-    rows_of = {role: rows for role, (_, rows) in models.items()}
-    names = list(next(iter(rows_of.values()))[0][KIND]["rewards"])
+    names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
     correct = {}
     model_entries = []
     for role, (about, rows) in models.items():
@@ -195,8 +194,8 @@ def results(
     difference = {}
     if "baseline" in models:
         for k in ks:
-            values = _by_prompt(rows_of["model"], correct["model"], k)
-            baseline = _by_prompt(rows_of["baseline"], correct["baseline"], k)
+            values = _by_prompt(models["model"][1], correct["model"], k)
+            baseline = _by_prompt(models["baseline"][1], correct["baseline"], k)
             differences = [values[prompt] - baseline[prompt] for prompt in values if prompt in baseline]
             difference[str(k)] = mean_over_prompts(differences)
     return {

@@ -137,8 +137,8 @@ def example_reward(completion_ids: list[list[int]]) -> list[float]:
 
 
 def _count_without_padding(
-    model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     """Number the positions of each row from its first real token on; a hook in front of a forward."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:

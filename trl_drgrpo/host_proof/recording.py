@@ -70,12 +70,12 @@ def use_plain_lm_head(model: torch.nn.Module) -> None:
 
     @functools.wraps(fused_forward)  # with its signature, from which transformers reads what a batch may hold
     def forward(
-        *args: Any,
-        fused_lm_head: bool = False,
+        *args,
+        fused_lm_head=False,
         labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs,
+    ):
         if not fused_lm_head:
             return fused_forward(*args, labels=labels, **kwargs)
         kwargs["use_cache"] = False

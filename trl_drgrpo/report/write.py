@@ -9,20 +9,16 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.disk import check_file, is_stream, room_needed, write_whole
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.reading import file_states
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
 from trl_drgrpo.report.run_folders import LOG_FOLDER, read_runs
-
-if TYPE_CHECKING:
-    from socket import socket
 
 ReportFormat = Literal["html", "md", "json", "png"]
 FORMATS: tuple[str, ...] = get_args(ReportFormat)
@@ -142,24 +138,15 @@ class FollowServer(ThreadingHTTPServer):
     def now(self) -> tuple[str, bytes]:
         """Return version and page. Two versions are the same if no file of the runs has changed."""
         with self._lock:
-            version = f'"{hash(tuple(self._files())):x}"'
+            states = [tuple(file_states(folder, _READ)) for folder in self._folders]
+            version = f'"{hash(tuple(states)):x}"'
             if version != self._version:
                 page = html_page(report_contents(read_runs(self._folders), self._max_groups), version)
                 self._version = version
                 self._page = page.encode("utf-8", errors="backslashreplace")
             return self._version, self._page
 
-    def _files(self) -> list[tuple[str, int, int]]:
-        """Return name, size and time of the files that a report is made from."""
-        states = []
-        for folder in self._folders:
-            for path in chain(*map(folder.glob, _READ)):
-                with suppress(OSError):  # deleted just now
-                    state = path.stat()
-                    states.append((str(path), state.st_size, state.st_mtime_ns))
-        return sorted(states)
-
-    def handle_error(self, request: "socket | tuple[bytes, socket]", client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         """Report errors of a request, except that the browser went away."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
