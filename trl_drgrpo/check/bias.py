@@ -480,6 +480,7 @@ def pushes(
     right = np.concatenate([rollouts.right for rollouts in batches])
     stopped = np.concatenate([rollouts.stopped for rollouts in batches])
     weights = np.concatenate([rollouts.direction_weights() for rollouts in batches], axis=1)  # (O, rows)
+    # A row is compared with the other groups of its own batch, so it carries the numbers of both.
     batch = np.repeat(np.arange(len(batches)), [len(rollouts.lengths) for rollouts in batches])
     group = np.arange(len(lengths)) // batches[0].num_generations
     if decisions is not None:

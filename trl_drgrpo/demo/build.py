@@ -80,6 +80,7 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
     """
     import torch
 
+    # Filled with what is not learned: padding, no attention, and the label that the loss leaves out.
     shape = (len(rows), max(len(ids) for ids, _ in rows))
     input_ids = torch.full(shape, pad)
     attention_mask = torch.zeros(shape, dtype=torch.long)

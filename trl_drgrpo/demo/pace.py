@@ -73,6 +73,7 @@ def reached(run: Run, target: float, x: str = "seconds") -> float:
     >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}, 0.375)
     2.0
     """
+    # Interpolated, since evaluations are a tenth of a run apart.
     positions = run[x]
     rates = run["pass_rate"]
     if max(rates, default=-math.inf) < target:

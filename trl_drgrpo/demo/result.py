@@ -81,6 +81,7 @@ def evaluate(
     decoding: dict[str, Any] = {"do_sample": sample}
     if sample:
         decoding |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    # Generators are put back, so that an evaluation during training changes none of its draws.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for start in range(0, len(problems), batch_size):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 _ADAPTER_FILE = "adapter_config.json"
-_WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
+_WEIGHTS = ("*.safetensors", "*.bin", "*config.json")  # the files that decide what a model writes
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ def load_tokenizer(name: str, loading: Loading) -> "PreTrainedTokenizerBase":
     from trl_drgrpo.process_rewards.loading import load_tokenizer as load
 
     path = user_path(name)
+    # PEFT alone saves an adapter without its tokenizer.
     if is_adapter(name) and not (path / "tokenizer_config.json").is_file():
         name = base_name(name, loading.base) or name
     return load(name, None, loading.trust_remote_code)
@@ -185,4 +186,5 @@ def weights_mark(name: str) -> str:
     path = user_path(name)
     if not path.is_dir():
         return name
+    # Sizes and times, not contents: reading the weights of a large model takes minutes.
     return hashlib.blake2b(repr(file_states(path, _WEIGHTS)).encode(), digest_size=8).hexdigest()

@@ -60,6 +60,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 0 <= correct <= samples:
         expected = "a number from 0 to the number of samples"
         raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
+    # Of all ways to choose k samples, the share in which none is correct.
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
@@ -191,6 +192,7 @@ def results(
     for role, (about, rows) in models.items():
         correct[role] = judged(rows, names, *facts["correct"].values())
         model_entries.append({"role": role, **about, **model_numbers(rows, correct[role], ks)})
+    # Prompt by prompt, so that the difficulty of a prompt, which both models meet, cancels out.
     difference = {}
     if "baseline" in models:
         for k in ks:

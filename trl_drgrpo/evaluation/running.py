@@ -55,7 +55,7 @@ def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: 
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    row = max(range(len(lengths)), key=lengths.__getitem__)
+    row = max(range(len(lengths)), key=lengths.__getitem__)  # if the longest prompt fits, all do
     refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
@@ -131,14 +131,14 @@ def sample_and_score(
                 ends.append(continuation.end)
                 sampled.append(completed(row, continuation, tokenizer))
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
-        if start == 0:
+        if start == 0:  # a reward that works there is not broken: later failures are counted
             _refuse_broken(scores, len(sampled))
         for place, row in enumerate(sampled):
             row[KIND] = {
                 "problem": start + place // samples,
                 "row": place % samples,
                 "rows": samples,
-                "tokens": len(row.pop("completion_ids")),
+                "tokens": len(row.pop("completion_ids")),  # the ids were for the rewards
                 "finish_reason": ends[place],
                 "rewards": {score.name: score.rewards[place] for score in scores},
             }

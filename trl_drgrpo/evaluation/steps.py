@@ -86,7 +86,7 @@ def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[
         "ece": None,
         "bins": [],
     }
-    if score.min() < 0 or score.max() > 1:
+    if score.min() < 0 or score.max() > 1:  # no probabilities, so there is nothing to calibrate
         return numbers
     place = np.minimum((score * BINS).astype(int), BINS - 1)  # a score of 1 is in the last bin
     error = 0.0
@@ -104,16 +104,17 @@ def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[
 
 def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[float | None, ...]:
     """Return the AUC and its interval; `None` where all truths, or all prompts, are the same."""
+    # Counts per distinct score take the place of ranks: every resample needs two of them, and no sorting.
     values, rank = np.unique(score, return_inverse=True)
 
     def area(weight: np.ndarray) -> float:
         # True and false ones per distinct score. A pair of equal scores counts one half.
         good = np.bincount(rank, weight * truth, len(values))
         bad = np.bincount(rank, weight * (1 - truth), len(values))
-        pairs = good.sum() * bad.sum()
-        if not pairs:
+        total = good.sum() * bad.sum()
+        if not total:
             return math.nan
-        return float((good * (bad.cumsum() - bad / 2)).sum() / pairs)
+        return float((good * (bad.cumsum() - bad / 2)).sum() / total)
 
     area_of_all = area(np.ones(len(score)))
     if math.isnan(area_of_all):

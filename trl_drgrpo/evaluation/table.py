@@ -204,6 +204,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
         lines += ["", *_markdown_lines(evaluation), ""]
         eval_results += _metadata(evaluation)
     data.eval_results = eval_results
+    # Between two marks, by which the next evaluation finds the section and replaces it.
     section = "\n".join([*lines, _END, ""])
     text, _, after_start = card.text.partition(_START)
     if after_start:

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -119,14 +118,13 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
     nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
     with proving():
         result = measured("exact", lambda: compare_with_trl(trainer_class, model), nothing)
-        # Without fast generation: on equal completions alone can gradients be compared with those of stock TRL.
-        planned = partial(_off_policy_difference, trainer_class, model, fast_generation=False)
-        as_trl = partial(_off_policy_difference, trainer_class, model, **AS_TRL)
-        differences = {
-            "exact": max(measured("exact", planned, math.inf), result.gradient_difference),
-            "upstream": measured("upstream", as_trl, math.inf),
-            MERGED: measured(MERGED, _merged_difference, math.inf),
-        }
+        # Gradients can only be compared on the same completions, so transformers' loop samples them.
+        planned = measured(
+            "exact", lambda: _off_policy_difference(trainer_class, model, fast_generation=False), math.inf
+        )
+        as_trl = measured("upstream", lambda: _off_policy_difference(trainer_class, model, **AS_TRL), math.inf)
+        merged = measured(MERGED, _merged_difference, math.inf)
+    differences = {"exact": max(planned, result.gradient_difference), "upstream": as_trl, MERGED: merged}
     parts = {str(part): reason for part, reason in result.parts.items()}
     if result.equal_tokens < 1:
         wrong = f"{1 - result.equal_tokens:.0%} of the completions are not those of transformers' own loop"

@@ -115,8 +115,9 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
     points = None
     if thin:
         num_curves = sum(map(len, trained))
+        # A chart shows no more than 1,000 points; fewer than 60 would hide the course of a run.
         points = max(60, min(1000, CURVE_POINTS // max(1, num_curves)))
-    budget = COMPLETION_BYTES // len(runs)
+    budget = COMPLETION_BYTES // len(runs)  # an equal part for each run, however long
     run_entries = []
     for run, curves in zip(runs, trained, strict=True):
         run_entries.append(_run(run, curves, points, budget, max_groups))

@@ -94,7 +94,7 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
         if group is None:
             continue
         group = shortened(group, limit)
-        size = len(embedded(group_json(group)).encode())
+        size = len(embedded(group_json(group)).encode())  # as it will stand in the page
         if size <= budget:
             budget -= size
             chosen[number] = group
@@ -151,7 +151,7 @@ def _extremes(group: Group) -> tuple[float, float, float, float]:
         failed += [row.reward, *row.rewards.values()].count(None)
         if row.reward is not None:
             rewards.append(row.reward)
-    return length, advantage, failed, -min(rewards, default=0.0)
+    return length, advantage, failed, -min(rewards, default=0.0)  # the largest of each kind is the extreme one
 
 
 def group_json(group: Group) -> dict[str, Any]:

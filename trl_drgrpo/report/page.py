@@ -94,6 +94,7 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
     """
     from markupsafe import Markup
 
+    # Hashed as they stand in their elements: the policy of the page admits these two texts and nothing else.
     style = _joined(_STYLES)
     uplot_license = _joined(("uplot/LICENSE",))  # must go with copies of its code
     script = f'"use strict";\n/*\nuPlot: {uplot_license}*/\n{_joined(_SCRIPTS)}'

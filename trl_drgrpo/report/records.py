@@ -221,6 +221,7 @@ class JsonLines:
         """Yield offset in the file and bytes of every line that is not empty."""
         if not self.path.is_file():
             return
+        # As bytes: offsets count them, and a character that a crash has torn must not end the reading.
         offset = 0
         with self.path.open("rb") as file:
             for line in file:
@@ -452,6 +453,7 @@ class SavedCompletions:
         unreadable = 0
         last_rows = None
         files = folder.glob("completions/completions_*.parquet")
+        # By length first: TRL pads steps to five digits, and a longer run has more.
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
                 table = read_parquet(path, columns=("prompt", "completion"))
@@ -499,6 +501,7 @@ class SavedCompletions:
             self._open = (path, self._read_groups(path))
         group = self._open[1][index]
         if self.tokenizer is not None and any(row.length is None for row in group.rows):
+            # The end token is not in the saved text, so it is not counted either.
             encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
             for row, encoding in zip(group.rows, encoded, strict=True):
                 row.length = len(encoding.ids)

@@ -305,6 +305,7 @@ def read_plain_run(folder: Path) -> Run | None:
             states[name] = state
     if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
+    # A resumed run has several checkpoints; the state with the most steps holds the whole history.
     name = max(states, key=lambda candidate: states[candidate]["global_step"], default="")
     state = states.get(name, {})
     run.logged = list(filter(None, map(_logged, state.get("log_history") or [])))
@@ -343,6 +344,7 @@ def _logged(line: object) -> Logged | None:
 
 def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -> list[Logged]:
     """Put derived metrics into the log: into their step's first entry, or into a new one. Logged values win."""
+    # Reversed, so that of several entries of a step the first one is kept.
     first_entries = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
     for step, metrics in derived.items():
         entry = first_entries.get(step)

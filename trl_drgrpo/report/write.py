@@ -137,7 +137,7 @@ class FollowServer(ThreadingHTTPServer):
 
     def now(self) -> tuple[str, bytes]:
         """Return version and page. Two versions are the same if no file of the runs has changed."""
-        with self._lock:
+        with self._lock:  # two open tabs must not read the runs twice at once
             states = [tuple(file_states(folder, _READ)) for folder in self._folders]
             version = f'"{hash(tuple(states)):x}"'
             if version != self._version:
@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
         if status != 304:
             self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", "no-store")  # completions stay out of the browser's disk cache
         self.send_header("X-Content-Type-Options", "nosniff")
         if version is not None:
             self.send_header("ETag", version)

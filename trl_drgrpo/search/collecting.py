@@ -78,7 +78,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
     counts = {name: getattr(problem.budget, name) for name in _COUNTS}
     rows = []
     for number, leaf in enumerate(leaves):
-        steps = leaf.readable_path()
+        steps = leaf.readable_path()  # without a closing step, which has no text to label
         row: Row = {
             "prompt": problem.prompt,
             **problem.columns,
@@ -238,20 +238,20 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
     searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)  # `None` begins a generator
     while answers:
-        asked = []  # problem, branch and request of every continuation that the budgets pay for
+        paid_requests = []  # problem, branch and request of every continuation that the budgets pay for
         next_answers: dict[Problem, list[Node | None]] = {}
         for problem, answer in answers.items():
             with suppress(StopIteration):  # its search has ended
                 branches = searches[problem].send(answer)
                 next_answers[problem] = []
                 for branch, request in problem.requests(branches):
-                    asked.append((problem, branch, request))
+                    paid_requests.append((problem, branch, request))
         answers = next_answers
-        if not asked:  # empty answers tell the strategies that the budget is spent
+        if not paid_requests:  # empty answers tell the strategies that the budget is spent
             continue
         nodes: list[tuple[Problem, Node]] = []
-        sampled = sampler([request for _, _, request in asked])
-        for (problem, branch, request), continuations in zip(asked, sampled, strict=True):
+        sampled = sampler([request for _, _, request in paid_requests])
+        for (problem, branch, request), continuations in zip(paid_requests, sampled, strict=True):
             for continuation in continuations:
                 node = problem.grow(branch, request, continuation)
                 answers[problem].append(node)

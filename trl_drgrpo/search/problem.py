@@ -79,6 +79,7 @@ class Node:
     def add(self, token_ids: tuple[int, ...], raw: str, text: str, finish: str) -> "tuple[Node, bool]":
         """Return the child with this step, and whether it is new. A step sampled again counts, and adds no node."""
         for child in self.children:
+            # By text, not by tokens: a reader sees no difference between two tokenizations of a step.
             if (child.text, child.finish) == (text, finish):
                 child.samples += 1
                 return child, False
@@ -327,6 +328,7 @@ class Problem:
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
         """Return the branches that the budget pays for, with the sampler's requests."""
         self._rounds += 1
+        # All branches of a round are of one kind.
         pay = self.budget.steps
         if branches and branches[0].to_end:
             pay = self.budget.whole
@@ -388,6 +390,7 @@ class Problem:
                 self.budget.kept_tokens += len(step_ids)
             before += step_ids
             begin = end + 1
+        # From now on no tokens are reserved for a first completion.
         self.budget.has_finished |= bool(node.finish)
         return node
 

@@ -119,6 +119,8 @@ class StepSampler(ModelSampler):
 class _Watch(StoppingCriteria):
     """Ends each row by itself, and stores its tokens up to its end."""
 
+    # transformers pads a row that has ended until the last one has: the tokens behind its end are not the model's.
+
     def __init__(self, rows: Sequence[Request], step_end: StepEnd, eos: frozenset[int]):
         self.rows = rows
         self.step_end = step_end
