@@ -266,7 +266,7 @@ def _groups(rate: float, group_size: int) -> list[Draw]:
     """Draws of a prompt, one for each number of correct completions; candidates are groups with different rewards."""
     groups = []
     for correct in range(group_size + 1):
-        rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
+        rewards = (torch.arange(group_size) < correct).double()
         advantages = group_advantages(rewards, group_size, "leave_one_out")
         probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
         gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate

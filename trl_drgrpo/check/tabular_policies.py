@@ -237,7 +237,7 @@ def two_turns() -> SmallPolicy:
         end, *states = chances[action]
         rows.append(Trajectory(first[None], (0,), (first_reward,), chance=end))
         for state, chance in enumerate(states):
-            # The first reward depends on the state too, so it is known only after the environment has answered.
+            # The environment's answer lowers the first reward too: what follows an action is part of its worth.
             rewards = (first_reward - 0.25 * state,)
             for reaction in (0, 1):
                 log_probs = torch.stack([first, _choice(logits[1 + state], reaction)])
@@ -258,22 +258,19 @@ def shared_states() -> SmallPolicy:
     rooms = ("hall", "cellar")
     rewards = ((1.0, 0.0), (3.0, 0.25))  # of each room, for leaving and for staying
     rows = []
-    for stays in range(3):
-        # Every second stay leads to the other room.
-        for later in product((0, 1), repeat=stays):
-            visited = (0, *later)
-            last_actions = (0, 1) if stays == 2 else (0,)  # after the third turn the walk is cut
-            for last_action in last_actions:
-                turns = list(zip(visited, [1] * stays + [last_action], strict=True))
-                rows.append(
-                    Trajectory(
-                        torch.stack([_choice(logits[room], action) for room, action in turns]),
-                        tuple(range(len(turns))),
-                        tuple(rewards[room][action] for room, action in turns),
-                        chance=0.5**stays,
-                        state_keys=tuple(rooms[room] for room in visited),
-                    )
-                )
+    # 1 is staying. A walk ends by leaving, or is cut after its third turn.
+    for actions in ((0,), (1, 0), (1, 1, 0), (1, 1, 1)):
+        # A stay leads to either room, by the toss of a coin.
+        for later_rooms in product((0, 1), repeat=len(actions) - 1):
+            turns = list(zip((0, *later_rooms), actions, strict=True))
+            walk = Trajectory(
+                log_probs=torch.stack([_choice(logits[room], action) for room, action in turns]),
+                step_ends=tuple(range(len(turns))),
+                step_rewards=tuple(rewards[room][action] for room, action in turns),
+                chance=0.5 ** len(later_rooms),
+                state_keys=tuple(rooms[room] for room, _ in turns),
+            )
+            rows.append(walk)
     return SmallPolicy(logits, tuple(rows))
 
 

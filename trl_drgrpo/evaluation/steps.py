@@ -124,7 +124,7 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
         return area_of_all, None, None
 
     def resampled_area(drawn: np.ndarray) -> float:
-        # A resample only changes the weights: how often each prompt was drawn. Nothing is sorted anew.
+        # A resample only changes the weights: how often each prompt was drawn.
         return area(np.bincount(drawn, minlength=len(distinct))[problem])
 
     return area_of_all, *bootstrap(len(distinct), resampled_area, RESAMPLES)
