@@ -9,9 +9,8 @@ or data. Any other error is a bug of this package, and keeps its traceback.
 import errno
 import os
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -25,16 +24,6 @@ _DEBUG = "TRL_DRGRPO_DEBUG=1 shows where it was raised."
 def user_path(name: str | Path) -> Path:
     """Return a path of the user's with `~` as the home directory; `~name` of an unknown user stays as it is."""
     return Path(os.path.expanduser(name))
-
-
-def file_states(folder: Path, patterns: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Return name below a folder, size and time of the files that match, sorted: equal while none of them changes."""
-    states = []
-    for path in chain(*map(folder.glob, patterns)):
-        with suppress(OSError):  # deleted just now
-            state = path.stat()
-            states.append((path.relative_to(folder).as_posix(), state.st_size, state.st_mtime_ns))
-    return sorted(states)
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
+from trl_drgrpo.common.file_states import file_states
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
 from trl_drgrpo.common.output_folders import checkpoint_folders
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
-from trl_drgrpo.common.reading import file_states, user_path
+from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.upstream.versions import brief_bars
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.disk import check_file, is_stream, room_needed, write_whole
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.reading import file_states
+from trl_drgrpo.common.file_states import file_states
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
 from trl_drgrpo.report.run_folders import LOG_FOLDER, read_runs
