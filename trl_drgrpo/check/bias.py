@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_drgrpo.common import markdown
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.rules import refuse_distorted_sampling
 from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR, Push, decision_scores, stop_push
@@ -68,9 +69,13 @@ class Objective:
             rewards (`np.ndarray` of shape `(B,)`): Rewards, none missing.
             num_generations (`int`): G, at least 2.
         """
-        groups = _grouped(rewards, num_generations)  # (P, G)
+        if num_generations < 2 or len(rewards) % num_generations:
+            got = f"{num_generations} for {len(rewards)} rows"
+            raise InputError("num_generations", got, "at least 2, and a divisor of the rows", "Pass whole groups.")
+        groups = np.asarray(rewards, dtype=np.float64).reshape(-1, num_generations)  # (P, G)
         advantages = groups - groups.mean(axis=1, keepdims=True)
-        advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0  # equal rewards leave a rounding residue
+        # Equal rewards leave a rounding residue, which a division by their std, nearly 0, would blow up.
+        advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0
         if self.divides_by_std:
             advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_FLOOR)
         return advantages.reshape(-1)
@@ -88,7 +93,11 @@ class Objective:
         """
         advantages = self.advantages(rewards, num_generations)
         rows = len(advantages)
-        divisors = {"row": rows * lengths, "batch": lengths.sum(), "constant": rows * loss_normalizer}
+        divisors = {
+            "row": rows * lengths,
+            "batch": lengths.sum(),
+            "constant": rows * loss_normalizer,
+        }
         return advantages / divisors[self.divisor]
 
 
@@ -121,18 +130,9 @@ def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
     ```
     """
     objective = Objective("", divides_by_std, "constant")
-    weights = []
-    for correct in range(num_generations + 1):
-        rewards = np.array([1.0] * correct + [0.0] * (num_generations - correct))
-        weights.append(float(np.abs(objective.advantages(rewards, num_generations)).sum()))
-    return weights
-
-
-def _grouped(values: np.ndarray, num_generations: int) -> np.ndarray:
-    if num_generations < 2 or len(values) % num_generations:
-        got = f"{num_generations} for {len(values)} rows"
-        raise InputError("num_generations", got, "at least 2, and a divisor of the rows", "Pass whole groups.")
-    return np.asarray(values, dtype=np.float64).reshape(-1, num_generations)
+    rewards = np.tri(num_generations + 1, num_generations, k=-1)  # row k: a group with k correct answers
+    advantages = objective.advantages(rewards.reshape(-1), num_generations)
+    return np.abs(advantages).reshape(rewards.shape).sum(axis=1).tolist()
 
 
 # The change of a quantity by one update ------------------------------------------------------------------------------
@@ -167,31 +167,30 @@ class Rollouts:
 
     def direction_weights(self) -> np.ndarray:
         """Return per objective the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
-        weights = []
-        for objective in OBJECTIVES.values():
-            weights.append(
-                objective.token_weights(self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
-            )
-        return np.stack(weights)
+        inputs = (self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
+        return np.stack([objective.token_weights(*inputs) for objective in OBJECTIVES.values()])
 
     def quantity_weights(self) -> np.ndarray:
-        """Return the same for the gradients of `QUANTITIES`, `(4, B)`; NaN in the row of a length that no completion
-        has."""
-        # The group's other members as baseline: the same expectation, less noise.
-        scale = self.num_generations / (self.num_generations - 1) / len(self.lengths)
+        """Return the same for the gradients of `QUANTITIES`, `(4, B)`.
 
-        def centered(values: np.ndarray) -> np.ndarray:
-            groups = values.astype(float).reshape(-1, self.num_generations)
-            return scale * (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
-
+        The row of a length is NaN where the batch holds no completion of that kind.
+        """
         weights = []
-        for chosen in (self.right, ~self.right):
-            if chosen.any():
-                # The gradient of a mean length among the chosen, see the module.
-                weights.append(np.where(chosen, self.lengths - self.lengths[chosen].mean(), 0.0) / chosen.sum())
-            else:
-                weights.append(np.full(len(chosen), np.nan))
-        return np.stack([*weights, centered(self.lengths), centered(self.right)])
+        for counted in (self.right, ~self.right):
+            row_weights = np.full(len(counted), np.nan)
+            if counted.any():
+                # Gradient of a conditional mean, as in the module's docstring: each length minus their mean.
+                deviations = self.lengths - self.lengths[counted].mean()
+                row_weights = np.where(counted, deviations, 0.0) / counted.sum()
+            weights.append(row_weights)
+        # For plain means the group's other rows are the baseline, which leaves the expectation as it is and lowers the
+        # noise. A value minus the mean of the others is G / (G - 1) times the value minus the mean of all.
+        scale = self.num_generations / (self.num_generations - 1) / len(self.lengths)
+        for values in (self.lengths, self.right):
+            groups = values.astype(float).reshape(-1, self.num_generations)
+            deviations = groups - groups.mean(axis=1, keepdims=True)
+            weights.append(scale * deviations.reshape(-1))
+        return np.stack(weights)
 
 
 @dataclass(frozen=True)
@@ -233,41 +232,45 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
         [`Changes`]: A quantity that some batch lacked is NaN.
     """
     norms = np.linalg.norm(directions, axis=2, keepdims=True)
+    # A batch without signal has no direction: it counts as a step of length 0.
     units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
     products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)
     right = QUANTITIES.index("length_right")
     wrong = QUANTITIES.index("length_wrong")
-    gap = products[..., wrong : wrong + 1] - products[..., right : right + 1]
-    products = np.concatenate([products, gap], axis=3)
+    gap_products = products[..., [wrong]] - products[..., [right]]
+    products = np.concatenate([products, gap_products], axis=3)
     reference = list(OBJECTIVES).index(REFERENCE)
-    return Changes(
-        len(directions),
-        _estimates(products),
-        _estimates(products - products[:, :, reference : reference + 1]),
-        _expected_length(gradients[:, wrong] - gradients[:, right]),
-    )
-
-
-def _expected_length(vectors: np.ndarray) -> float:
-    """Length of the mean of independent vectors `(K, n)`: a vector's product with itself, which is noise, left out."""
-    gram = vectors @ vectors.T
+    # The squared length of the gap's expected gradient. The product of a batch's vector with itself also holds the
+    # square of its noise, so only products of different batches count.
+    gaps = gradients[:, wrong] - gradients[:, right]  # (K, n)
+    gram = gaps @ gaps.T
     squared = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
-    return float(np.sqrt(squared)) if squared > 0 else float("nan")
+    steepest_gap = math.nan
+    if squared > 0:
+        steepest_gap = float(np.sqrt(squared))
+    return Changes(
+        batches=len(directions),
+        changes=_estimates(products),
+        differences_from_dr_grpo=_estimates(products - products[:, :, [reference]]),
+        steepest_gap=steepest_gap,
+    )
 
 
 def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     """Mean over pairs of different batches, and its jackknife standard error; `products` is `(K, K, O, Q)`."""
     batches = len(products)
-    # Only pairs of different batches: within one batch the noise of both factors is correlated.
+    # Within one batch the noise of both factors is correlated, so the diagonal does not count.
     off_diagonal = products * (1 - np.eye(batches))[:, :, None, None]
     total = off_diagonal.sum(axis=(0, 1))
-    mean = total / (batches * (batches - 1))
-    without = total - off_diagonal.sum(axis=0) - off_diagonal.sum(axis=1)  # (K, O, Q): one batch left out
+    means = total / (batches * (batches - 1))
+    # Leaving a batch out takes away its row and its column.
+    without = total - off_diagonal.sum(axis=0) - off_diagonal.sum(axis=1)  # (K, O, Q)
     left_out = without / ((batches - 1) * (batches - 2))
-    errors = np.sqrt((batches - 1) / batches * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
+    deviations = left_out - left_out.mean(axis=0)
+    errors = np.sqrt((batches - 1) / batches * (deviations**2).sum(axis=0))
     estimates = {}
-    for objective, means_of_row, errors_of_row in zip(OBJECTIVES, mean.tolist(), errors.tolist(), strict=True):
-        estimates[objective] = dict(zip(REPORTED, map(Estimate, means_of_row, errors_of_row), strict=True))
+    for objective, row_means, row_errors in zip(OBJECTIVES, means.tolist(), errors.tolist(), strict=True):
+        estimates[objective] = dict(zip(REPORTED, map(Estimate, row_means, row_errors), strict=True))
     return estimates
 
 
@@ -285,6 +288,7 @@ def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
     directions = []
     gradients = []
     for rollouts, score_sums in batches:
+        # One call for both kinds of weights: on a model they share the forwards.
         sums = score_sums(np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()]))
         directions.append(sums[: len(OBJECTIVES)])
         gradients.append(sums[len(OBJECTIVES) :])
@@ -318,18 +322,27 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
             (`top_p`, `top_k`, `min_p`), too many trainable parameters, missing rewards, or a reward without a known
             value from which a completion is correct.
     """
-    _check(trainer, batches)
-    return measure(_sample(trainer, batches, on_batch))
+    if trainer.accelerator.num_processes > 1:
+        got = f"{trainer.accelerator.num_processes} processes"
+        raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
+    remedy = "Leave it at its default: the score function is that of the whole distribution."
+    refuse_distorted_sampling(trainer.args, remedy)
+    trainable = sum(parameter.numel() for parameter in _trained_parameters(trainer))
+    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * 4  # bytes of float32
+    if needed > MEMORY_LIMIT:
+        got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
+        expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
+        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
 
+    def sampled() -> Iterator[tuple[Rollouts, ScoreSums]]:
+        trainer.model.train()
+        for batch, inputs in islice(sampled_batches(trainer), batches):
+            tokens = token_batch(inputs)
+            rollouts = _reduced(trainer, batch)
+            on_batch(rollouts, tokens, batch.trained_mask)
+            yield rollouts, partial(score_sums, trainer, tokens, batch.trained_mask)
 
-def _sample(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch) -> Iterator[tuple[Rollouts, ScoreSums]]:
-    trainer.model.train()
-    for batch, inputs in islice(sampled_batches(trainer), batches):
-        tokens = token_batch(inputs)
-        mask = batch.trained_mask
-        rollouts = _reduced(batch, mask, _right(trainer, batch), trainer)
-        on_batch(rollouts, tokens, mask)
-        yield rollouts, partial(score_sums, trainer, tokens, mask)
+    return measure(sampled())
 
 
 def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
@@ -344,60 +357,56 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
     Returns:
         `np.ndarray` of shape `(W, n)`, float32: Over the n trainable parameters.
     """
-    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-    sums = np.zeros((len(weights), sum(p.numel() for p in parameters)), dtype=np.float32)
+    parameters = _trained_parameters(trainer)
+    sums = np.zeros((len(weights), sum(parameter.numel() for parameter in parameters)), dtype=np.float32)
     is_finite = np.isfinite(weights).all(axis=1)
     sums[~is_finite] = np.nan
-    finite_weights = np.flatnonzero(is_finite)
+    finite_weights = np.flatnonzero(is_finite).tolist()
     size = trainer.args.per_device_train_batch_size
     for first in range(0, len(mask), size):
         rows = slice(first, first + size)
         part = TokenBatch(tokens.input_ids[rows], tokens.attention_mask[rows], tokens.completion_width)
         log_probs = trainer.score_tokens(trainer.model, part)[0]
-        per_row = (log_probs * mask[rows]).sum(dim=1)
+        row_log_probs = (log_probs * mask[rows]).sum(dim=1)
         for w in finite_weights:
-            factors = torch.as_tensor(weights[w, rows], dtype=per_row.dtype, device=per_row.device)
-            # One forward serves all weights; the last backward frees its graph.
-            is_last = w == finite_weights[-1]
-            grads = torch.autograd.grad(
-                factors @ per_row, parameters, retain_graph=not is_last, materialize_grads=True
+            factors = torch.as_tensor(weights[w, rows], dtype=row_log_probs.dtype, device=row_log_probs.device)
+            gradients = torch.autograd.grad(
+                factors @ row_log_probs,
+                parameters,
+                retain_graph=w != finite_weights[-1],  # one forward serves all weights; the last one frees its graph
+                materialize_grads=True,
             )
-            sums[w] += torch.cat([grad.float().flatten().cpu() for grad in grads]).numpy()
+            # The sums of all weights may be too large for a GPU, so they are kept on the CPU.
+            sums[w] += torch.cat([gradient.float().flatten().cpu() for gradient in gradients]).numpy()
     return sums
 
 
-def _reduced(batch: CreditedBatch, mask: torch.Tensor, right: np.ndarray, trainer: DrGRPOTrainer) -> Rollouts:
-    rewards = batch.rewards.cpu().double().numpy()
-    if np.isnan(rewards).any():
-        got = f"{int(np.isnan(rewards).sum())} of {len(rewards)} completions without a reward"
-        raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
-    lengths = mask.sum(dim=1).clamp(min=1).cpu().numpy()
-    stopped = np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids])
-    return Rollouts(rewards, right, lengths, batch.num_generations, trainer.loss_normalizer, stopped)
+def _trained_parameters(trainer: DrGRPOTrainer) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
-def _right(trainer: DrGRPOTrainer, batch: CreditedBatch) -> np.ndarray:
-    """Mask of correct rows, `(B,)`; those without a reward are refused elsewhere."""
+def _reduced(trainer: DrGRPOTrainer, batch: CreditedBatch) -> Rollouts:
+    """Reduce a batch to the inputs of the weights; an error where a reward or its threshold is missing."""
     rule = trainer.diagnostics.correctness_rule
-    judged = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist()) if rule else None
-    if judged is None:
+    verdicts = None
+    if rule:
+        verdicts = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist())
+    if verdicts is None:
         expected = "a reward of 0 or 1, or the value from which on a completion is correct"
         raise InputError("correct_threshold", "none", expected, "Set it, and correct_reward for another reward.")
-    return np.array([right is True for right in judged])
-
-
-def _check(trainer: DrGRPOTrainer, batches: int) -> None:
-    if trainer.accelerator.num_processes > 1:
-        got = f"{trainer.accelerator.num_processes} processes"
-        raise InputError("launch", got, "one process", "Run the measurement without accelerate or torchrun.")
-    remedy = "Leave it at its default: the score function is that of the whole distribution."
-    refuse_distorted_sampling(trainer.args, remedy)
-    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * 4  # float32
-    if needed > MEMORY_LIMIT:
-        got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
-        expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
-        raise InputError("trainable parameters", got, expected, "Measure with LoRA, or with fewer batches.")
+    rewards = batch.rewards.cpu().double().numpy()
+    missing = np.isnan(rewards).sum()
+    if missing:
+        got = f"{missing} of {len(rewards)} completions without a reward"
+        raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
+    return Rollouts(
+        rewards,
+        right=np.array([verdict is True for verdict in verdicts]),
+        lengths=batch.trained_mask.sum(dim=1).clamp(min=1).cpu().numpy(),  # a masked row has none; 0 is no divisor
+        num_generations=batch.num_generations,
+        loss_normalizer=trainer.loss_normalizer,
+        stopped=np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids]),
+    )
 
 
 def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, TrainedRows]]:
@@ -433,10 +442,24 @@ def changes_table(changes: Changes) -> str:
     Args:
         changes ([`Changes`]): Of the measurement.
     """
-    lines = [f"Change per update of unit length, {changes.batches} batches, ± standard error:\n"]
-    lines += _rows(changes.changes, OBJECTIVES)
-    lines.append(f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n")
-    lines += _rows(changes.differences_from_dr_grpo, [name for name in OBJECTIVES if name != REFERENCE])
+    differences = dict(changes.differences_from_dr_grpo)
+    del differences[REFERENCE]  # a row of zeros
+    lines = []
+    for title, estimates in (
+        (f"Change per update of unit length, {changes.batches} batches, ± standard error:\n", changes.changes),
+        (f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n", differences),
+    ):
+        lines += [title, markdown.head(["objective", *_HEADINGS.values()])]
+        for name, estimate_of_quantity in estimates.items():
+            cells = [OBJECTIVES[name].label]
+            for quantity in _HEADINGS:
+                scale = _SCALES.get(quantity, 1.0)
+                estimate = estimate_of_quantity[quantity]
+                text = "unknown"
+                if not math.isnan(estimate.value):
+                    text = f"{scale * estimate.value:+.3g} ± {scale * estimate.standard_error:.2g}"
+                cells.append(text)
+            lines.append(markdown.row(cells, first=str))
     return "\n".join(lines)
 
 
@@ -457,15 +480,17 @@ def pushes(
     right = np.concatenate([rollouts.right for rollouts in batches])
     stopped = np.concatenate([rollouts.stopped for rollouts in batches])
     weights = np.concatenate([rollouts.direction_weights() for rollouts in batches], axis=1)  # (O, rows)
+    # A row is compared with the other groups of its own batch, so it carries the numbers of both.
     batch = np.repeat(np.arange(len(batches)), [len(rollouts.lengths) for rollouts in batches])
     group = np.arange(len(lengths)) // batches[0].num_generations
-    decided = lengths if decisions is None else decisions(lengths, stopped)
-    scores = decision_scores(decided, stopped, group, batch)
+    if decisions is not None:
+        lengths = decisions(lengths, stopped)
+    scores = decision_scores(lengths, stopped, group, batch)
     pushes_of_objectives = {}
-    for name, weights_of_rows in zip(OBJECTIVES, weights, strict=True):
+    for name, row_weights in zip(OBJECTIVES, weights, strict=True):
         pushes_of_objectives[name] = {
-            "correct": stop_push(weights_of_rows, scores, right, group),
-            "incorrect": stop_push(weights_of_rows, scores, ~right, group),
+            "correct": stop_push(row_weights, scores, right, group),
+            "incorrect": stop_push(row_weights, scores, ~right, group),
         }
     return pushes_of_objectives
 
@@ -473,12 +498,19 @@ def pushes(
 def push_table(pushes_of_objectives: dict[str, dict[str, Push]]) -> str:
     """Return the same as a Markdown table, with its intervals (95%)."""
     groups = 0
-    rows = {}
-    for name, push in pushes_of_objectives.items():
-        groups = max(groups, push["correct"].groups, push["incorrect"].groups)
-        rows[name] = [_interval(push["correct"]), _interval(push["incorrect"])]
+    rows = []
+    for name, push_of_verdict in pushes_of_objectives.items():
+        cells = [OBJECTIVES[name].label]
+        for verdict in ("correct", "incorrect"):
+            push = push_of_verdict[verdict]
+            groups = max(groups, push.groups)
+            text = "unknown"
+            if not math.isnan(push.standard_error):
+                text = f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
+            cells.append(text)
+        rows.append(markdown.row(cells, first=str))
     title = f"Push to go on instead of stopping, in decisions per unit of weight, {groups} live groups, ± 95%:\n"
-    return "\n".join([title, *_table(["correct answers", "incorrect answers"], rows)])
+    return "\n".join([title, markdown.head(["objective", "correct answers", "incorrect answers"]), *rows])
 
 
 def plain(value: object) -> Any:
@@ -487,32 +519,6 @@ def plain(value: object) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return None if value != value else value
-
-
-def _interval(push: Push) -> str:
-    """A push with its 95% interval, as text."""
-    if math.isnan(push.standard_error):
-        return "unknown"
-    return f"{push.value:+.3f} ± {1.96 * push.standard_error:.3f}"
-
-
-def _rows(estimates: dict[str, dict[str, Estimate]], objectives: Iterable[str]) -> list[str]:
-    rows = {}
-    for name in objectives:
-        rows[name] = [_cell(estimates[name][quantity], _SCALES.get(quantity, 1.0)) for quantity in REPORTED]
-    return _table([_HEADINGS[quantity] for quantity in REPORTED], rows)
-
-
-def _table(headings: list[str], rows: dict[str, list[str]]) -> list[str]:
-    """Lines of a Markdown table, a row per key of `OBJECTIVES`."""
-    lines = [" | ".join(["| objective", *headings]) + " |", "|---" * (1 + len(headings)) + "|"]
-    for name, cells in rows.items():
-        lines.append(" | ".join([f"| {OBJECTIVES[name].label}", *cells]) + " |")
-    return lines
-
-
-def _cell(estimate: Estimate, scale: float) -> str:
-    if estimate.value != estimate.value:
-        return "unknown"
-    return f"{scale * estimate.value:+.3g} ± {scale * estimate.standard_error:.2g}"
+    if value != value:
+        return None
+    return value

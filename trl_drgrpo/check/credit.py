@@ -80,78 +80,107 @@ class CreditCase:
 
 def credit_cases() -> list[CreditCase]:
     """Return the lines of the table."""
-    of_rows = (_stop_or_go, _outcome, _truncated, _value_baseline, _two_turns, _shared_states)
-    environments = (*of_rows, _forks, _unscorable, _prompts)
-    return [case for environment in environments for case in environment()]
+    return [
+        *_stop_or_go(),
+        *_outcome(),
+        *_truncated(),
+        *_value_baseline(),
+        *_two_turns(),
+        *_shared_states(),
+        *_forks(),
+        *_unscorable(),
+        *_prompts(),
+    ]
+
+
+def _line(
+    environment: str,
+    policies: list[SmallPolicy],
+    name: str,
+    credit: Credit,
+    objective: Objective = total,
+    *,
+    control: bool = False,
+    **options: Any,
+) -> CreditCase:
+    return CreditCase(environment, name, partial(compare, policies, credit, objective, **options), control)
 
 
 def _stop_or_go() -> Iterator[CreditCase]:
+    """Rows that decide after each step whether to write another one: the credit of that decision."""
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
-    merged = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
-    at_once = [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)]
+    line = partial(_line, "stop or go", policies)
+    at_once = partial(_line, "stop or go", [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)])
+    merged = partial(_line, "stop or go", [policy.map(Trajectory.with_eos_in_last_step) for policy in policies])
     to_go = TrainerCredit()
-    alone = TrainerCredit(step_baseline="none")
+    without_baseline = TrainerCredit(step_baseline="none")
     increments = TrainerCredit(step_credit="min_increments")
-    line = partial(_line, "stop or go")
-    yield line("to_go", policies, to_go)
-    yield line("to_go, rows may be EOS alone", at_once, to_go)
-    yield line("to_go, an EOS alone has no score", at_once, TrainerCredit(seen_steps))
-    yield line("none", policies, alone)
-    yield line("min_increments: the worst step", policies, increments, lowest)
-    yield line("min_increments, rows may be EOS alone", at_once, increments, lowest)
-    yield line("none, EOS paid with the last step", merged, alone, control=True)
-    yield line("immediate", policies, TrainerCredit(step_credit="immediate"), control=True)
+    yield line("to_go", to_go)
+    yield at_once("to_go, rows may be EOS alone", to_go)
+    yield at_once("to_go, an EOS alone has no score", TrainerCredit(seen_steps))
+    yield line("none", without_baseline)
+    yield line("min_increments: the worst step", increments, lowest)
+    yield at_once("min_increments, rows may be EOS alone", increments, lowest)
+    # The decision to stop earns nothing; in one step with the text before it, it is paid for that text.
+    yield merged("none, EOS paid with the last step", without_baseline, control=True)
+    # The decision to go on earns the later rewards, which a step's own reward leaves out.
+    yield line("immediate", TrainerCredit(step_credit="immediate"), control=True)
+    # Published baselines are subtracted once per later step: a row that writes more steps pays more often.
     for baseline, name in (
         ("deepseekmath", "DeepSeekMath, pooled mean"),
         ("pooled_others", "pooled mean of the others"),
         ("per_completion", "mean of the rows' means"),
         ("same_index", "mean of the same step"),
     ):
-        yield line(name, policies, TrainerCredit(step_baseline=baseline), control=True)
+        yield line(name, TrainerCredit(step_baseline=baseline), control=True)
     z_score = TrainerCredit(step_baseline="deepseekmath", deepseekmath_step_std=True)
-    yield line("DeepSeekMath, z-score per step", policies, z_score, control=True)
-    yield line(
-        "min_to_go (PURE): the worst step", merged, partial(published_credit, worst_to_go), lowest, control=True
-    )
+    yield line("DeepSeekMath, z-score per step", z_score, control=True)
+    pure = partial(published_credit, worst_to_go)
+    yield merged("min_to_go (PURE): the worst step", pure, lowest, control=True)
 
 
 def _outcome() -> Iterator[CreditCase]:
-    line = partial(_line, "reasoning, outcome")
-    yield line("leave_one_out", [reasoning()], TrainerCredit(None, advantage_baseline="leave_one_out"), outcome)
+    """Outcome rewards, alone and beside step rewards."""
+    line = partial(_line, "reasoning, outcome", [reasoning()])
+    yield line("leave_one_out", TrainerCredit(None, advantage_baseline="leave_one_out"), outcome)
     mean = TrainerCredit(None, advantage_baseline="group_mean")
-    yield line("group_mean, times G/(G-1)", [reasoning()], mean, outcome, share=_with_own_row)
-    both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
-    yield line("leave_one_out and to_go", [reasoning()], both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    yield line("group_mean, times G/(G-1)", mean, outcome, share=_with_own_row)
+    credit = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
+    yield line("leave_one_out and to_go", credit, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
 
 
 def _truncated() -> Iterator[CreditCase]:
     """Mask truncated rows. Their group's mean keeps them, so being cut off is worth the mean reward."""
     policy = reasoning()
+    line = partial(_line, "truncated rows masked", [policy])
+    masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
+    yield line("outcome: E[(1-t) r + t J]", masked, if_complete(outcome, policy))
     chance = 0.25
     short = reasoning(max_steps=2)
-    at_times = short.at_times_unscorable(chance)
-    masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
-    line = partial(_line, "truncated rows masked")
-    yield line("outcome: E[(1-t) r + t J]", [policy], masked, if_complete(outcome, policy))
-    scorable = if_scorable(if_complete(outcome, short))
-    yield line(
+    yield _line(
+        "truncated rows masked",
+        [short.at_times_unscorable(chance)],
         "outcome, unscorable by chance",
-        [at_times],
         masked,
-        scorable,
-        share=lambda group_size: 1 - chance ** (group_size - 1),
+        if_scorable(if_complete(outcome, short)),
+        share=partial(_with_another_scorable_row, chance),
     )
-    yield line("outcome: E[r]", [policy], masked, outcome, control=True)
+    yield line("outcome: E[r]", masked, outcome, control=True)
     # A trainer refuses the mask beside step rewards, so these rows are masked behind it. Whether a row is cut off
     # is decided behind a step, and the mask multiplies the credit of that step.
     summed = TrainerCredit(outcome_weight=0.0)
+    yield line("to_go", without_truncated(summed), if_complete(total, policy), control=True)
     worst = TrainerCredit(outcome_weight=0.0, step_credit="min_increments")
+    yield line("min_increments", without_truncated(worst), if_complete(lowest, policy), control=True)
     fitted = TrainerCredit(random_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
-    yield line("to_go", [policy], without_truncated(summed), if_complete(total, policy), control=True)
-    yield line("min_increments", [policy], without_truncated(worst), if_complete(lowest, policy), control=True)
-    name = "V of the text so far as baseline"
-    objective = if_complete(outcome, policy)
-    yield line(name, [policy], without_truncated(fitted), objective, control=True, prompts=1, group_sizes=(2,))
+    yield line(
+        "V of the text so far as baseline",
+        without_truncated(fitted),
+        if_complete(outcome, policy),
+        control=True,
+        prompts=1,
+        group_sizes=(2,),
+    )
 
 
 def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
@@ -174,32 +203,35 @@ def without_truncated(credit: Credit) -> Credit:
 def _value_baseline() -> Iterator[CreditCase]:
     """A process reward model as a baseline: its expected gradient is 0 if its scores do not read later text."""
     policy = reasoning(max_steps=2)  # 6 rows, and so 6 ** 4 batches of two groups of two
-    values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
-    line = partial(_line, "PRM as baseline")
+    line = partial(_line, "PRM as baseline", [policy])
     baseline = partial(TrainerCredit, process_role="baseline", advantage_baseline="leave_one_out")
+    values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     for name, value in values.items():
         # Fitted to earlier batches, c is a constant for this one.
-        yield line(f"V {name}, c of earlier batches", [policy], baseline(value, fitted=0.75), outcome, prompts=1)
+        yield line(f"V {name}, c of earlier batches", baseline(value, fitted=0.75), outcome, prompts=1)
     fitted_here = baseline(adversarial_value)
-    yield line("V adversarial, c of the other group", [policy], fitted_here, outcome, group_sizes=(2,), prompts=2)
+    yield line("V adversarial, c of the other group", fitted_here, outcome, group_sizes=(2,), prompts=2)
     mean = baseline(adversarial_value, fitted=0.75, advantage_baseline="group_mean")
-    yield line("V adversarial, group_mean, times G/(G-1)", [policy], mean, outcome, share=_with_own_row, prompts=1)
-    yield line("V of later text", [policy], baseline(hindsight, fitted=0.75), outcome, control=True, prompts=1)
-    for name, value in (("of the text so far", random_value), ("of later text", hindsight)):
-        alone = TrainerCredit(value, outcome_weight=0.0)
-        yield line(f"scores {name}, paid alone", [policy], alone, paid(value), control=value is hindsight)
+    yield line("V adversarial, group_mean, times G/(G-1)", mean, outcome, share=_with_own_row, prompts=1)
+    # A baseline may depend on what a step follows, never on what it leads to.
+    yield line("V of later text", baseline(hindsight, fitted=0.75), outcome, control=True, prompts=1)
+    of_text_so_far = TrainerCredit(random_value, outcome_weight=0.0)
+    yield line("scores of the text so far, paid alone", of_text_so_far, paid(random_value))
+    of_later_text = TrainerCredit(hindsight, outcome_weight=0.0)
+    yield line("scores of later text, paid alone", of_later_text, paid(hindsight), control=True)
     for name, value in values.items():
-        yield line(f"V {name}, paid as a reward", [policy], TrainerCredit(value), outcome, control=True)
+        yield line(f"V {name}, paid as a reward", TrainerCredit(value), outcome, control=True)
 
 
 def exact_value(policy: SmallPolicy) -> Judge:
     """Return a judge of the expected outcome after each step."""
-    mass: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    worth: dict[str, float] = defaultdict(float)
+    mass: dict[str, float] = defaultdict(float)
     for row, probability in zip(policy.rows, policy.probabilities().tolist(), strict=True):
         for text in accumulate(str(row.text).splitlines(keepends=True)):
-            mass[text][0] += probability * row.outcome
-            mass[text][1] += probability
-    return lambda steps: [mass[text][0] / mass[text][1] for text in accumulate(steps)]
+            worth[text] += probability * row.outcome
+            mass[text] += probability
+    return lambda steps: [worth[text] / mass[text] for text in accumulate(steps)]
 
 
 def random_value(steps: Sequence[str]) -> list[float]:
@@ -214,7 +246,7 @@ def adversarial_value(steps: Sequence[str]) -> list[float]:
 
 def hindsight(steps: Sequence[str]) -> list[float]:
     """The outcome for every step: a judge that was sent the whole solution."""
-    return [good_steps(steps)[-1] for _ in steps]
+    return [good_steps(steps)[-1]] * len(steps)
 
 
 def paid(judge: Judge) -> Objective:
@@ -223,20 +255,28 @@ def paid(judge: Judge) -> Objective:
 
 
 def _with_own_row(group_size: int) -> float:
+    """Return the learning rate of a baseline that counts the row itself, `(G - 1) / G`."""
     return (group_size - 1) / group_size
 
 
+def _with_another_scorable_row(chance: float, group_size: int) -> float:
+    """Return the probability that a row's group has a second scorable row: one without has no baseline."""
+    return 1 - chance ** (group_size - 1)
+
+
 def _two_turns() -> Iterator[CreditCase]:
-    line = partial(_line, "two turns", policies=[two_turns()])
-    yield line("to_go", estimator=TrainerCredit(step_separator="turn"))
-    yield line("z-score at the same turn", estimator=partial(published_credit, same_turn_z_score), control=True)
+    """Turns of an environment that answers by chance."""
+    line = partial(_line, "two turns", [two_turns()])
+    yield line("to_go", TrainerCredit(step_separator="turn"))
+    yield line("z-score at the same turn", partial(published_credit, same_turn_z_score), control=True)
 
 
 def _shared_states() -> Iterator[CreditCase]:
-    line = partial(_line, "shared states", policies=[shared_states()])
-    yield line("to_go with state keys", estimator=TrainerCredit(step_separator="turn"))
-    yield line("GiGPO's step mean: own row counted", estimator=partial(published_credit, state_mean), control=True)
-    yield line("GiGPO's step z-score", estimator=partial(published_credit, state_z_score), control=True)
+    """States that a row enters more than once: a mean over all visits of a state counts the row itself."""
+    line = partial(_line, "shared states", [shared_states()])
+    yield line("to_go with state keys", TrainerCredit(step_separator="turn"))
+    yield line("GiGPO's step mean: own row counted", partial(published_credit, state_mean), control=True)
+    yield line("GiGPO's step z-score", partial(published_credit, state_z_score), control=True)
 
 
 def _forks() -> Iterator[CreditCase]:
@@ -247,7 +287,7 @@ def _forks() -> Iterator[CreditCase]:
     rewarded = TrainerCredit(None)
     to_go = TrainerCredit(outcome_weight=0.0, step_credit="return_to_go")
     increments = TrainerCredit(outcome_weight=0.0, step_credit="min_increments")
-    both = TrainerCredit(outcome_weight=0.5, process_weight=0.25)
+    with_steps = TrainerCredit(outcome_weight=0.5, process_weight=0.25)
     leave_one_out = TrainerCredit(None, advantage_baseline="leave_one_out")
 
     def line(
@@ -268,7 +308,8 @@ def _forks() -> Iterator[CreditCase]:
     yield line("to_go, rows may be EOS alone", at_once, to_go, total)
     yield line("min_increments: the worst step", policy, increments, lowest)
     yield line("min_increments, cut twice", deep, increments, lowest, depth=2)
-    yield line("outcome and to_go", policy, both, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    yield line("outcome and to_go", policy, with_steps, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    # Leaves share tokens with the row that they are compared with; siblings do not.
     yield line("mean over all leaves", policy, over_all_leaves(rewarded), control=True)
     yield line("mean over the other leaves", policy, over_all_leaves(leave_one_out), control=True)
     yield line("to_go over all leaves", policy, over_all_leaves(to_go), total, control=True)
@@ -280,37 +321,36 @@ def _unscorable() -> Iterator[CreditCase]:
     """Rows without an outcome: by chance, or because of what they wrote."""
     chance = 0.25
     short = reasoning(max_steps=2).at_times_unscorable(chance)
-    turns = shared_states().at_times_unscorable(chance)
+    share = partial(_with_another_scorable_row, chance)
     alone = TrainerCredit(None, advantage_baseline="leave_one_out")
     fitted = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
-    both = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
+    with_steps = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
     reward = if_scorable(outcome)
     steps = if_scorable(total)
-    # A row whose group has no other scorable one has no baseline, and no gradient.
-    line = partial(_line, "unscorable by chance", share=lambda group_size: 1 - chance ** (group_size - 1))
-    yield line("leave_one_out", [short], alone, reward)
-    yield line("V adversarial as baseline", [short], fitted, reward, group_sizes=(3,), prompts=1)
-    yield line("to_go and leave_one_out", [short], both, lambda row: 0.5 * reward(row) + 0.25 * steps(row))
-    yield line("to_go with state keys", [turns], TrainerCredit(step_separator="turn"), steps)
+    line = partial(_line, "unscorable by chance", [short], share=share)
+    yield line("leave_one_out", alone, reward)
+    yield line("V adversarial as baseline", fitted, reward, group_sizes=(3,), prompts=1)
+    yield line("to_go and leave_one_out", with_steps, lambda row: 0.5 * reward(row) + 0.25 * steps(row))
+    turns = partial(_line, "unscorable by chance", [shared_states().at_times_unscorable(chance)], share=share)
+    yield turns("to_go with state keys", TrainerCredit(step_separator="turn"), steps)
+    # One unscorable leaf silences its whole group, see `node_advantages`.
     forked = partial(compare_forked, short, share=lambda group_size: (1 - chance) ** (group_size - 1))
-    to_go = TrainerCredit(outcome_weight=0.0)
     yield CreditCase("unscorable by chance", "forks, outcome", partial(forked, TrainerCredit(None), reward))
+    to_go = TrainerCredit(outcome_weight=0.0)
     yield CreditCase("unscorable by chance", "forks, to_go", partial(forked, to_go, steps))
 
-    def failing(worth: float) -> SmallPolicy:
+    def failing(worth: float) -> list[SmallPolicy]:
         """Reasoning in which a first bad step makes the verifier hang."""
         written = reasoning(max_steps=2)
-        return written.map(lambda row: replace(row, outcome=worth) if str(row.text).startswith(BAD) else row)
+        return [written.map(lambda row: replace(row, outcome=worth) if str(row.text).startswith(BAD) else row)]
 
-    line = partial(_line, "a failing verifier")
-    yield line("failures paid the lowest reward", [failing(0.0)], alone, outcome)
-    yield line("failures left out", [failing(math.nan)], alone, reward, control=True)
+    yield _line("a failing verifier", failing(0.0), "failures paid the lowest reward", alone, outcome)
+    yield _line("a failing verifier", failing(math.nan), "failures left out", alone, reward, control=True)
 
 
 def _prompts() -> Iterator[CreditCase]:
     """The choice of the prompts that train, and their weights."""
-    wrong = (0.9, 0.5, 0.02)  # nothing like the pass rates
-    curriculum = partial(chosen_prompts, estimates=wrong)
+    curriculum = partial(chosen_prompts, estimates=(0.9, 0.5, 0.02))  # nothing like the pass rates
     for name, gradients, control in (
         ("dynamic sampling", chosen_prompts, False),
         ("curriculum, wrong estimates", partial(curriculum, dynamic=False), False),
@@ -322,20 +362,8 @@ def _prompts() -> Iterator[CreditCase]:
         yield CreditCase("three prompts", name, gradients, control)
 
 
-def _line(
-    environment: str,
-    credit: str,
-    policies: list[SmallPolicy],
-    estimator: Credit,
-    objective: Objective = total,
-    *,
-    control: bool = False,
-    **options: Any,
-) -> CreditCase:
-    return CreditCase(environment, credit, partial(compare, policies, estimator, objective, **options), control)
-
-
-TOLERANCE = 1e-12  # relative, float64: four orders above the differences seen
+# Four orders above the differences seen, in float64; relative.
+TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -358,19 +386,20 @@ class CreditResult:
 
 def run_credit_case(case: CreditCase) -> CreditResult:
     """Enumerate one case and compare."""
+    differences = []
+    for gradient, exact in case.gradients():
+        if case.control:
+            # Compare the positive multiple that comes closest: any multiple is a learning rate.
+            along = (gradient @ exact).item()
+            scale = 0.0
+            if along > 0:
+                scale = along / (gradient @ gradient).item()
+            gradient = scale * gradient
+        differences.append(relative_difference(gradient, exact))
     if case.control:
-        difference = min(_difference_at_best(*pair) for pair in case.gradients())
+        difference = min(differences)
         passed = CONTROL_FLOOR < difference < math.inf
     else:
-        difference = max(relative_difference(*pair) for pair in case.gradients())
+        difference = max(differences)
         passed = difference <= TOLERANCE
     return CreditResult(case.environment, case.credit, case.control, difference, passed)
-
-
-def _difference_at_best(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """The difference of the positive multiple of g that comes closest."""
-    scale = 0.0
-    along = (gradient @ exact).item()
-    if along > 0:
-        scale = along / (gradient @ gradient).item()
-    return relative_difference(gradient * scale, exact)

@@ -15,7 +15,6 @@ learning rate.
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, permutations, product
@@ -104,22 +103,16 @@ def compare_forked(
     Returns:
         Iterator over pairs: the expected gradient, and the exact one.
     """
-    batches = []
-    cuts = []
-    probabilities = []
-    for group in product(_trees(policy, rule, branches, depth), repeat=PARENTS):
-        leaves = []
-        for tree in group:
-            leaves += tree.leaves
-            cuts += tree.cuts
-        batches.append(tuple(leaves))
-        probabilities.append(prod(tree.probability for tree in group))
-    size = PARENTS * branches**depth
+    group_size = PARENTS * branches**depth
+    groups = [_joined(trees) for trees in product(_trees(policy, rule, branches, depth), repeat=PARENTS)]
+    leaves = [group.leaves for group in groups]
+    cuts = list(chain.from_iterable(group.cuts for group in groups))
     # One call for all groups: credit of a group does not depend on the others.
-    advantages = credit([policy.rows[leaf] for leaf in chain(*batches)], size, Forks(branches, cuts))
-    advantages = advantages.view(len(batches), size, -1)
-    gradient = policy.expected_gradient(batches, advantages, torch.tensor(probabilities, dtype=torch.float64))
-    yield gradient / share(size), policy.gradient(objective)
+    advantages = credit([policy.rows[leaf] for leaf in chain(*leaves)], group_size, Forks(branches, cuts))
+    advantages = advantages.view(len(groups), group_size, -1)
+    probabilities = torch.tensor([group.probability for group in groups], dtype=torch.float64)
+    gradient = policy.expected_gradient(leaves, advantages, probabilities)
+    yield gradient / share(group_size), policy.gradient(objective)
 
 
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
@@ -129,9 +122,9 @@ def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
         advantages = credit(rows, num_generations, forks).clone()
         for i, cuts in enumerate(forks.cuts):
             for level, cut in enumerate(cuts):
-                # Leaves of a node are consecutive, and each node of this level has so many.
-                is_first_leaf = i % forks.branches ** (forks.depth - level) == 0
-                if not is_first_leaf:
+                # Leaves of a node are consecutive, so every multiple of their number is a node's first leaf.
+                leaves_of_node = forks.branches ** (forks.depth - level)
+                if i % leaves_of_node:
                     advantages[i, :cut] = 0.0
         return advantages
 
@@ -144,6 +137,7 @@ def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor])
 
 
 def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterator[Tree]:
+    """Yield every tree of one parent."""
     chances = policy.probabilities().tolist()
 
     def forked(leaf: int, cuts: tuple[int, ...], probability: float) -> Iterator[Tree]:
@@ -152,30 +146,35 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
             yield Tree((leaf,), (cuts,), probability)
             return
         row = policy.rows[leaf]
-        cut = rule(row, cuts[-1] if cuts else 0)
-        siblings = []
-        for i, candidate in enumerate(policy.rows):
-            if cut is None:  # the row once more, though perhaps not judged once more
-                is_sibling = candidate.text == row.text
-            else:
-                is_sibling = str(candidate.text).startswith(str(row.text)[:cut])
-            if is_sibling:
-                siblings.append(i)
-        cuts = (*cuts, len(row.log_probs) if cut is None else cut)
+        text = str(row.text)
+        cut = rule(row, max(cuts, default=0))
+        if cut is None:
+            # Nowhere to cut: branches are the same text, though perhaps not all of them scorable.
+            cuts = (*cuts, len(row.log_probs))
+            siblings = [i for i, candidate in enumerate(policy.rows) if candidate.text == row.text]
+        else:
+            cuts = (*cuts, cut)
+            siblings = [i for i, candidate in enumerate(policy.rows) if str(candidate.text).startswith(text[:cut])]
         chance_of_beginning = sum(chances[i] for i in siblings)
         # The parent goes on as it was sampled; the other branches are sampled given what they begin with.
         for sampled in product(siblings, repeat=branches - 1):
             chance = prod(chances[i] / chance_of_beginning for i in sampled)
-            below = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *sampled)]
-            for subtrees in product(*below):
-                yield Tree(
-                    tuple(chain.from_iterable(tree.leaves for tree in subtrees)),
-                    tuple(chain.from_iterable(tree.cuts for tree in subtrees)),
-                    probability * chance * prod(tree.probability for tree in subtrees),
-                )
+            subtrees = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *sampled)]
+            for trees in product(*subtrees):
+                yield _joined(trees, probability * chance)
 
     for parent, chance in enumerate(chances):
         yield from forked(parent, (), chance)
+
+
+def _joined(trees: Sequence[Tree], probability: float = 1.0) -> Tree:
+    """Return independent trees beside each other as one."""
+    leaves: list[int] = []
+    cuts: list[tuple[int, ...]] = []
+    for tree in trees:
+        leaves += tree.leaves
+        cuts += tree.cuts
+    return Tree(tuple(leaves), tuple(cuts), probability * prod(tree.probability for tree in trees))
 
 
 def _places(row: Trajectory) -> list[int]:
@@ -186,8 +185,7 @@ def _places(row: Trajectory) -> list[int]:
 
 # Prompts -------------------------------------------------------------------------------------------------------------
 
-# Pass rates of the three prompts.
-NOW = (0.05, 0.3, 0.8)
+NOW = (0.05, 0.3, 0.8)  # pass rates of the three prompts
 LATER = (0.5, 0.6, 0.95)
 GROUPS = 2  # of a batch: fewer than prompts, so that the choice matters
 CURRICULUM_Q_MIN = 0.2
@@ -213,28 +211,31 @@ def chosen_prompts(
     orders = list(permutations(range(len(NOW))))
 
     def expected(rates: Sequence[float], group_size: int) -> torch.Tensor:
+        """Return the expected gradient, `(prompts,)`, of a model with these pass rates."""
         draws_of_prompts = []
         for rate, keep_chance in zip(rates, keep_chances, strict=True):
             draws = []
             if keep_chance != 1:  # the curriculum skips the prompt: no group, no gradient
                 draws.append(Draw(1 - keep_chance, False, 0.0))
             for group in _groups(rate, group_size):
-                draws.append(Draw(keep_chance * group.probability, group.is_candidate or not dynamic, group.gradient))
+                is_candidate = group.is_candidate or not dynamic
+                draws.append(Draw(keep_chance * group.probability, is_candidate, group.gradient))
             draws_of_prompts.append(draws)
-        total = torch.zeros(len(rates), dtype=torch.float64)
+        gradients = torch.zeros(len(rates), dtype=torch.float64)
         for order in orders:
-            weights = [keep_chances[prompt] for prompt in order] if weighted else None
+            weights = None
+            if weighted:
+                weights = [keep_chances[prompt] for prompt in order]
             for draws in product(*(draws_of_prompts[prompt] for prompt in order)):
-                are_candidates = [draw.is_candidate for draw in draws]
-                selection = select_groups(are_candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
+                candidates = [draw.is_candidate for draw in draws]
+                selection = select_groups(candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
                 probability = prod(draw.probability for draw in draws) / len(orders)
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
-                    total[order[i]] += probability * weight * draws[i].gradient / GROUPS
-        return total
+                    gradients[order[i]] += probability * weight * draws[i].gradient / GROUPS
+        return gradients
 
     for group_size in GROUP_SIZES:
-        expected_gradient = torch.cat([expected(NOW, group_size), expected(LATER, group_size)])
-        yield expected_gradient, _exact_now_and_later()
+        yield torch.cat([expected(NOW, group_size), expected(LATER, group_size)]), _exact_now_and_later()
 
 
 class Draw(NamedTuple):
@@ -265,7 +266,7 @@ def _groups(rate: float, group_size: int) -> list[Draw]:
     """Draws of a prompt, one for each number of correct completions; candidates are groups with different rewards."""
     groups = []
     for correct in range(group_size + 1):
-        rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
+        rewards = (torch.arange(group_size) < correct).double()
         advantages = group_advantages(rewards, group_size, "leave_one_out")
         probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
         gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate
@@ -328,7 +329,7 @@ class TrainerCredit:
         batch = RolloutBatch(
             scored=ScoredBatch(
                 rewards_per_func=rewards.unsqueeze(1),
-                inputs=[{"prompt": ""} for _ in rows],
+                inputs=[{"prompt": ""}] * len(rows),
                 prompts=[""] * len(rows),
                 completions=[row.text or "" for row in rows],
                 completion_ids=ids,
@@ -339,16 +340,22 @@ class TrainerCredit:
             num_generations=num_generations,
             own_rows=slice(0, len(rows)),
             training=False,  # nothing is remembered: in an enumeration the batch before is not an independent one
-            step_rewards=[list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows],
-            step_ends=[list(row.step_ends) for row in rows],
-            state_keys=[list(row.state_keys) for row in rows] if rows[0].state_keys else None,
             forks=forks,
         )
-        if self.judge is None:
-            batch = replace(batch, step_rewards=None, step_ends=None)
-        trainer = self.trainer  # built before, in float32 as its model is
-        with _float64():
+        if self.judge is not None:
+            # A closing step, an EOS alone, has an end but no reward of its own.
+            step_rewards = [list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows]
+            batch = replace(batch, step_rewards=step_rewards, step_ends=[list(row.step_ends) for row in rows])
+        if rows[0].state_keys:
+            batch = replace(batch, state_keys=[list(row.state_keys) for row in rows])
+        trainer = self.trainer  # built outside of the block: its model and tables are float32
+        # Advantages of tokens have the default dtype. float32, which TRL's loss takes, would blur a fitted c.
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
             advantages = trainer.compute_advantages(batch)
+        finally:
+            torch.set_default_dtype(default)
         if advantages.dim() == 1:
             return advantages.unsqueeze(1) * mask
         return advantages
@@ -356,54 +363,41 @@ class TrainerCredit:
     @cached_property
     def trainer(self) -> DrGRPOTrainer:
         """A trainer of the tiny model; it never trains."""
+        judge = self.judge or good_steps
+
+        def judge_all(steps: Sequence[Sequence[str]], **kwargs: object) -> list[list[float | None]]:
+            return [list(judge(texts)) for texts in steps]
+
         with tempfile.TemporaryDirectory() as output_dir:
             trainer = DrGRPOTrainer(
                 model=tiny_model(self.tokenizer),
-                reward_funcs=_no_reward,
+                reward_funcs=lambda completions, **kwargs: [0.0] * len(completions),
                 args=DrGRPOConfig(output_dir=output_dir, **self.settings),
                 train_dataset=Dataset.from_dict({"prompt": ["?"] * 8}),
                 processing_class=self.tokenizer,
-                step_reward_funcs=self._judge_all if self.judge else None,
+                step_reward_funcs=judge_all if self.judge else None,
             )
         if self.fitted is not None:
+            # c is products / squares, over so many squares that the batch at hand hardly moves it.
             trainer.earlier.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
         return trainer
 
     def _read(self, rows: Sequence[Trajectory]) -> None:
         """Tokenize rows, and let the trainer cut them into steps and score those."""
         for row in rows:
-            ids: Any = [0] * len(row.log_probs)
+            ids = [0] * len(row.log_probs)
             if row.text is not None:
-                ids = [*self.tokenizer.encode(row.text), *[self.tokenizer.eos_token_id] * row.closing]
+                ids = self.tokenizer.encode(row.text + str(self.tokenizer.eos_token) * row.closing)
             self._ids[row] = ids
             self._scored[row] = row
-        rows = [row for row in rows if row.text is not None and self.judge]
+        rows = [row for row in rows if row.text is not None]
         scorer = self.trainer.step_scorer
-        if not rows or scorer is None:
+        if scorer is None or not rows:
             return
         ids = [self._ids[row] for row in rows]
         scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
         for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
-            if closing:  # a step of an EOS alone is paid 0
-                rewards = [*rewards, 0.0]
-            step_rewards: Any = tuple(rewards)
-            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=step_rewards, closing=closing)
-
-    def _judge_all(self, steps: Sequence[Sequence[str]], **kwargs: Any) -> list[list[float | None]]:
-        return [list(self.judge(texts)) for texts in steps] if self.judge else []
-
-
-@contextmanager
-def _float64() -> Iterator[None]:
-    """Advantages of tokens are made in the default dtype: float32, as TRL's loss takes them, would blur a fitted c."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def _no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
-    return [0.0] * len(completions)
+            if closing:
+                rewards = [*rewards, 0.0]  # a step of an EOS alone is paid 0
+            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=tuple(rewards), closing=closing)

@@ -48,19 +48,23 @@ def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | 
 
     All phases are planned for the small model, which has every kind of layer and takes a second.
     """
-    completion = SETTINGS["max_completion_length"]
-    adapter = Adapter(targets="all-linear")
-    adapted = Setup(device="cpu", autocast=None, prompt=64, completion=completion, adapter=adapter)
+    adapted = Setup(
+        device="cpu",
+        autocast=None,
+        prompt=64,
+        completion=SETTINGS["max_completion_length"],
+        adapter=Adapter(targets="all-linear"),
+    )
     small_config, is_part = text_part(model.config)
     parameters = None
     try:
-        full_size = Skeleton(text_part(config)[0], Setup(device="cpu"))
-        parameters = full_size.parameters
+        # Full size first: its number of weights is reported also where the small model cannot be planned.
+        parameters = Skeleton(text_part(config)[0], Setup(device="cpu")).parameters
         planner = Planner(small_config, adapted)
         planner.estimate(adapted)
     except Exception as error:  # a model may raise anything; what only describes it ends nothing
         return str(error), parameters
-    weights = sum(parameter.numel() for parameter in model.parameters())
+    weights = model.num_parameters()
     if not is_part and planner.parameters != weights:
         return f"it counts {planner.parameters:,} of the {weights:,} weights of the small model", parameters
     return "yes", parameters

@@ -5,8 +5,8 @@ are short enough to matter within a few tokens. No weights are loaded.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +16,12 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
 from trl_drgrpo.common.reading import user_path
 
-FEW_LAYERS, MORE_LAYERS = 2, 8  # at least, beside one layer of each kind
-WIDTH, HEADS, HEAD_WIDTH = 64, 4, 16
+# At least so many layers, one of each kind included. A few models need eight: their kinds follow from the number.
+FEW_LAYERS = 2
+MORE_LAYERS = 8
+WIDTH = 64
+HEADS = 4
+HEAD_WIDTH = 16
 _WIDTHS = (
     (WIDTH, "hidden_size n_embd embed_dim d_model lru_width word_embed_proj_dim"),
     (2 * WIDTH, "intermediate_size ffn_dim ffn_hidden_size n_inner intermediate_size_mlp block_ff_dim"),
@@ -55,7 +59,11 @@ _AT_THE_START = "first_k_dense_replace"
 _AT_THE_END = "num_kv_shared_layers"
 _TEXT_PARTS = ("text_config", "llm_config", "thinker_config")
 _KEY_VALUE_HEADS = (
-    *("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_global_key_value_heads", "swa_num_key_value_heads"),
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "num_global_key_value_heads",
+    "swa_num_key_value_heads",
 )
 _MOST_WEIGHTS = 400_000_000  # of a model in its own width, whose weights take seconds to draw
 
@@ -88,12 +96,18 @@ def small_model(
     Raises:
         `InputError`: It cannot be built, and where only a part of the widths was made smaller it is too large.
     """
+    parts = [config]
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        parts.append(text)
     problems = []
-    for attempt in _attempts(config):
-        try:
-            return _build(config, attempt, tokenizer, trust_remote_code)
-        except Exception as error:  # configurations contradict themselves in many ways once a number changes
-            problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    # From the best way on: narrow before its own width, and the whole model before its text part alone.
+    for is_narrow, layers in ((True, FEW_LAYERS), (True, MORE_LAYERS), (False, FEW_LAYERS)):
+        for part in parts:
+            try:
+                return _build(config, _Attempt(part, is_narrow, layers), tokenizer, trust_remote_code)
+            except Exception as error:  # configurations contradict themselves in many ways once a number changes
+                problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     expected = "a decoder that can be built with few and narrow layers"
     raise InputError("--model", config.model_type, expected, f"transformers says: {problems[0]}")
 
@@ -107,17 +121,6 @@ class _Attempt:
     layers: int
 
 
-def _attempts(config: PreTrainedConfig) -> Iterator[_Attempt]:
-    """List the ways from the best one on: the whole model before its text part alone, narrow before its own width."""
-    parts = [config]
-    text = config.get_text_config(decoder=True)
-    if text is not config:
-        parts.append(text)
-    for is_narrow, layers in ((True, FEW_LAYERS), (True, MORE_LAYERS), (False, FEW_LAYERS)):
-        for part in parts:
-            yield _Attempt(part, is_narrow, layers)
-
-
 def _build(
     config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
 ) -> PreTrainedModel:
@@ -126,28 +129,26 @@ def _build(
 
     part = attempt.part
     small = type(part).from_dict(_shrink(part, attempt, tokenizer))
+    # The class that the configuration names, where it is one of transformers; else the one that goes with its type.
     architectures = getattr(config, "architectures", None) or [""]
     model_class: Any = getattr(transformers, architectures[0], None)
-    has_class = part is config and model_class is not None and model_class.config_class is type(config)
-
-    auto_class: Any = AutoModelForCausalLM
-    of_images = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
-        auto_class = AutoModelForImageTextToText
-
-    def build() -> PreTrainedModel:
-        if has_class and model_class is not None:
-            return model_class(small)
-        return auto_class.from_config(small, trust_remote_code=trust_remote_code)
+    build = model_class
+    if part is not config or model_class is None or model_class.config_class is not type(config):
+        auto_class: Any = AutoModelForCausalLM
+        of_images = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
+            auto_class = AutoModelForImageTextToText
+        build = partial(auto_class.from_config, trust_remote_code=trust_remote_code)
 
     if not attempt.is_narrow:
+        # A few layers in their own width may be large: count before drawing weights.
         with torch.device("meta"):
-            weights = sum(parameter.numel() for parameter in build().parameters())
+            weights = build(small).num_parameters()
         if weights > _MOST_WEIGHTS:
             raise ValueError(f"{weights:,} weights with {attempt.layers} layers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build().float()
+        model = build(small).float()
     stops = [tokenizer.eos_token_id, *range(len(tokenizer) // 9)]
     model.generation_config = transformers.GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id)
     # Some contradictions only show when the model runs.
@@ -165,6 +166,7 @@ def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTo
     layers = _choose_layers(config, fields, depth, attempt.layers)
     small: dict[str, Any] = {}
     for name, value in fields.items():
+        # By name before by form: a list of layers' numbers may happen to be as long as the model is deep.
         if isinstance(value, dict) and name in _TEXT_PARTS:
             value = _shrink(getattr(config, name), attempt, tokenizer)
         elif isinstance(value, dict) and name == "vision_config":
@@ -215,11 +217,10 @@ def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int,
     if lists and not is_listed:
         # Kinds follow from a layer's number (every eighth is attention): only the first layers keep theirs.
         return list(range(max(least, *firsts.values()) + 1))[:depth]
-    chosen = set(firsts.values())
-    others = (number for number in range(depth) if number not in chosen)
-    while len(chosen) < min(least, depth):
-        chosen.add(next(others))
-    return sorted(chosen)
+    first_of_kinds = set(firsts.values())
+    more = [number for number in range(depth) if number not in first_of_kinds]
+    missing = max(0, least - len(first_of_kinds))
+    return sorted([*first_of_kinds, *more[:missing]])
 
 
 def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
@@ -235,18 +236,14 @@ def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
 def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
     """Return the layers of each part of a model that a configuration cuts into consecutive parts, by the fields that
     count them; empty for a model in one part."""
-    counts = {
-        name: value
-        for name, value in fields.items()
-        if name.endswith("_layers") and name not in _DEPTH and type(value) is int
-    }
-    if not depth or sum(counts.values()) != depth:
-        return {}
     parts = {}
     start = 0
-    for name, count in counts.items():
-        parts[name] = range(start, start + count)
-        start += count
+    for name, count in fields.items():
+        if name.endswith("_layers") and name not in _DEPTH and type(count) is int:
+            parts[name] = range(start, start + count)
+            start += count
+    if start != depth:
+        return {}  # the counts are of something else
     return parts
 
 
@@ -256,23 +253,25 @@ def _renumber(
     """Return what a configuration says of single layers, for those that stay, by their new numbers."""
     small = {}
     for key, overrides in by_number.items():
-        if int(key) in layers:
-            if attempt.is_narrow:
-                overrides = {name: _narrow(name, value, fields | overrides) for name, value in overrides.items()}
-                if overrides.get("head_dim") == HEAD_WIDTH:  # wider than in other layers, as in the model
-                    overrides["head_dim"] = 2 * HEAD_WIDTH
-            small[str(layers.index(int(key)))] = overrides
+        if int(key) not in layers:
+            continue
+        if attempt.is_narrow:
+            overrides = {name: _narrow(name, value, fields | overrides) for name, value in overrides.items()}
+            if overrides.get("head_dim") == HEAD_WIDTH:
+                overrides["head_dim"] = 2 * HEAD_WIDTH  # wider than in other layers, as in the model
+        small[str(layers.index(int(key)))] = overrides
     return small
 
 
 def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
     """Return a smaller value of a field, or the same where it is none of a width."""
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
+        # One head, fewer than the queries', or as many: the kind of attention stays.
         heads = fields.get(name.replace("key_value", "attention")) or fields.get("num_attention_heads")
         heads = heads or fields.get("n_head") or value
         if value >= heads:
             return HEADS
-        return 1 if value == 1 else HEADS // 2
+        return min(value, HEADS // 2)
     if name == "head_dim" and value == fields.get("qk_rope_head_dim"):  # latent attention
         return WIDTHS["qk_rope_head_dim"]
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
@@ -281,7 +280,9 @@ def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
         return WIDTHS.get(name) or min(value, MOST.get(name, value))
     if isinstance(value, float) and ("dropout" in name or "pdrop" in name):
         return 0.0  # two runs are compared
-    return 0.2 if name == "initializer_range" else value  # sampling is not uniform, and attention matters
+    if name == "initializer_range":
+        return 0.2  # so wide that sampling is not uniform, and attention matters
+    return value
 
 
 def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +292,7 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
     for name, value in rope.items():
         if isinstance(value, dict):  # of each kind of layer
             small[name] = _narrow_rope(value)
-        elif name == "mrope_section":
+        elif name == "mrope_section":  # the angles of time, height and width
             small[name] = [angles - 2 * (angles // 3), angles // 3, angles // 3]
         elif name in ("short_factor", "long_factor"):
             small[name] = value[:angles]
@@ -300,26 +301,37 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
 
 def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt) -> dict[str, Any]:
     """Return the fields of a vision tower of one layer, which gives vectors of the text model's width."""
-    width = WIDTH if attempt.is_narrow else getattr(text, "hidden_size", None)
     small = dict(vision)
+    width = getattr(text, "hidden_size", None)
     if attempt.is_narrow:
-        small = {name: _narrow(name, value, vision) if value else value for name, value in vision.items()}
-    outputs = ["out_hidden_size"]
-    if "embed_dim" in vision:
-        outputs.append("hidden_size")
-    replaced = dict.fromkeys((*_DEPTH, "depth"), 1) | dict.fromkeys(outputs, width)
-    replaced |= {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
-    return small | {name: value for name, value in replaced.items() if vision.get(name) is not None}
+        width = WIDTH
+        for name, value in vision.items():
+            if value:
+                small[name] = _narrow(name, value, vision)
+    replaced: dict[str, Any] = dict.fromkeys((*_DEPTH, "depth"), 1)
+    replaced |= {"out_hidden_size": width, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
+    if "embed_dim" in vision:  # the tower's own width; its hidden size is then the text model's
+        replaced["hidden_size"] = width
+    for name, value in replaced.items():
+        if vision.get(name) is not None:
+            small[name] = value
+    return small
 
 
 def _vocabulary(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Return the special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    small = {name: value for name, value in special.items() if name in fields}
-    for name in fields:
-        if name.endswith("vocab_size") or name == "vocab_size_per_layer_input":
+    small: dict[str, Any] = {}
+    # Tokens of images and the like, which no text has, go far behind the bytes that end a completion.
+    next_id = size - 20
+    for name, value in fields.items():
+        if name in special:
+            small[name] = special[name]
+        elif name.endswith("vocab_size") or name == "vocab_size_per_layer_input":
             small[name] = size
-    others = [name for name in fields if name.endswith(("_token_id", "_token_index")) and name not in special]
-    # Of images and the like, which no text has: behind the others, where the byte-level tokens that end nothing are.
-    return small | {name: size - 20 - place for place, name in enumerate(others) if fields[name] is not None}
+        elif name.endswith(("_token_id", "_token_index")):
+            if value is not None:
+                small[name] = next_id
+            next_id -= 1
+    return small

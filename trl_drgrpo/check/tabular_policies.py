@@ -167,13 +167,10 @@ def compare(
                 advantages = credit([policy.rows[i] for i in chain(*batches)], group_size)
                 advantages = advantages.view(len(batches), group_size, -1)
             else:
-                # A batch's advantages are as wide as its own longest row.
-                columns = []
-                for batch in product(policy.rows, repeat=batch_size):
-                    columns.append(credit(batch, group_size).T)
+                # A batch's advantages are as wide as its own longest row, so they are padded along their columns.
+                columns = [credit(batch, group_size).T for batch in product(policy.rows, repeat=batch_size)]
                 advantages = torch.nn.utils.rnn.pad_sequence(columns, batch_first=True).mT
-            gradient = policy.expected_gradient(batches, advantages)
-            yield gradient / share(group_size), exact
+            yield policy.expected_gradient(batches, advantages) / share(group_size), exact
 
 
 # Policies ------------------------------------------------------------------------------------------------------------
@@ -196,8 +193,8 @@ def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallP
         max_steps (`int`, *optional*, defaults to `3`): Steps at most.
     """
     logits = _logits(0.5, good)
-    rows = _written(logits[0], lambda marks: logits[1], max_steps, at_once)
-    return SmallPolicy(logits, tuple(replace(row, outcome=0.0) for row in rows))
+    policy = _written(logits, lambda marks: logits[1], max_steps, at_once)
+    return policy.map(lambda row: replace(row, outcome=0.0))
 
 
 def reasoning(max_steps: int = 3) -> SmallPolicy:
@@ -208,9 +205,11 @@ def reasoning(max_steps: int = 3) -> SmallPolicy:
     logits = _logits(0.5, 0.75, 0.3)
 
     def good_after(marks: str) -> torch.Tensor:
-        return logits[2] if marks.endswith(BAD) else logits[1]
+        if marks.endswith(BAD):
+            return logits[2]
+        return logits[1]
 
-    return SmallPolicy(logits, tuple(_written(logits[0], good_after, max_steps, at_once=False)))
+    return _written(logits, good_after, max_steps)
 
 
 def until_a_mistake() -> SmallPolicy:
@@ -220,8 +219,7 @@ def until_a_mistake() -> SmallPolicy:
     """
     logits = _logits(0.5, 0.75, 0.3)
     good = {"": logits[1], GOOD: logits[2], GOOD + GOOD: None}
-    rows = _written(logits[0], good.__getitem__, 3, at_once=False, ends=lambda marks: marks.endswith(BAD))
-    return SmallPolicy(logits, tuple(rows))
+    return _written(logits, good.__getitem__, 3, ends=lambda marks: marks.endswith(BAD))
 
 
 def two_turns() -> SmallPolicy:
@@ -230,23 +228,24 @@ def two_turns() -> SmallPolicy:
     The parameters are the logits of action 1: in the first turn, and in either state of the second.
     """
     logits = _logits(0.4, 0.7, 0.2)
-    # Of the episode's end and of either state, after action 0 and after action 1.
+    # Probability of the episode's end and of either state, after action 0 and after action 1.
     chances = ((0.5, 0.25, 0.25), (0.2, 0.2, 0.6))
     rows = []
     for action in (0, 1):
         first = _choice(logits[0], action)
-        for state, chance in zip((None, 0, 1), chances[action], strict=True):
-            first_reward = 0.5 * action
-            if state == 1:
-                first_reward -= 0.25
-            if state is None:
-                rows.append(Trajectory(first[None], (0,), (first_reward,), chance=chance))
-                continue
+        first_reward = 0.5 * action
+        end, *states = chances[action]
+        rows.append(Trajectory(first[None], (0,), (first_reward,), chance=end))
+        for state, chance in enumerate(states):
+            # The environment's answer lowers the first reward too: what follows an action is part of its worth.
+            rewards = (first_reward - 0.25 * state,)
             for reaction in (0, 1):
                 log_probs = torch.stack([first, _choice(logits[1 + state], reaction)])
+                worth = -0.5
+                if reaction == state:
+                    worth = 1.0
                 for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
-                    reward = luck + (1.0 if reaction == state else -0.5)
-                    rows.append(Trajectory(log_probs, (0, 1), (first_reward, reward), chance=chance * odds))
+                    rows.append(Trajectory(log_probs, (0, 1), (*rewards, luck + worth), chance=chance * odds))
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -256,93 +255,87 @@ def shared_states() -> SmallPolicy:
     The parameters are the logits of staying in the first room and in the second; each room has its own exit.
     """
     logits = _logits(0.6, 0.35)
-    rows = list(_walks(logits, "hall", torch.zeros(0, dtype=torch.float64), (), (), 1.0))
+    rooms = ("hall", "cellar")
+    rewards = ((1.0, 0.0), (3.0, 0.25))  # of each room, for leaving and for staying
+    rows = []
+    # 1 is staying. A walk ends by leaving, or is cut after its third turn.
+    for actions in ((0,), (1, 0), (1, 1, 0), (1, 1, 1)):
+        # A stay leads to either room, by the toss of a coin.
+        for later_rooms in product((0, 1), repeat=len(actions) - 1):
+            turns = list(zip((0, *later_rooms), actions, strict=True))
+            walk = Trajectory(
+                log_probs=torch.stack([_choice(logits[room], action) for room, action in turns]),
+                step_ends=tuple(range(len(turns))),
+                step_rewards=tuple(rewards[room][action] for room, action in turns),
+                chance=0.5 ** len(later_rooms),
+                state_keys=tuple(rooms[room] for room, _ in turns),
+            )
+            rows.append(walk)
     return SmallPolicy(logits, tuple(rows))
 
 
-_ROOMS = {"hall": (0.0, 1.0), "cellar": (0.25, 3.0)}  # reward for staying, and for leaving
-
-
-def _walks(
-    logits: torch.Tensor,
-    room: str,
-    log_probs: torch.Tensor,
-    rewards: tuple[float, ...],
-    rooms: tuple[str, ...],
-    chance: float,
-) -> Iterator[Trajectory]:
-    """Yield all walks from here on: every second stay leads to the other room."""
-    staying, leaving = _ROOMS[room]
-    logit = logits[list(_ROOMS).index(room)]
-    left = torch.cat([log_probs, _choice(logit, 0)[None]])
-    stayed = torch.cat([log_probs, _choice(logit, 1)[None]])
-    rooms = (*rooms, room)
-    ends = tuple(range(len(rooms)))
-    yield Trajectory(left, ends, (*rewards, leaving), chance=chance, state_keys=rooms)
-    if len(rooms) == 3:
-        yield Trajectory(stayed, ends, (*rewards, staying), chance=chance, state_keys=rooms)
-        return
-    for following in _ROOMS:
-        yield from _walks(logits, following, stayed, (*rewards, staying), rooms, chance / 2)
-
-
 def _written(
-    go: torch.Tensor,
+    logits: torch.Tensor,
     good_after: Callable[[str], torch.Tensor | None],
     max_steps: int,
-    at_once: bool,
+    at_once: bool = False,
     ends: Callable[[str], bool] = lambda marks: False,
-) -> Iterator[Trajectory]:
-    """All texts of at most `max_steps` lines: a mark and a separator each, then EOS unless the text was cut.
+) -> SmallPolicy:
+    """Build the policy of all texts of at most `max_steps` lines: a mark and a separator each, then EOS unless cut.
 
-    `good_after`: the logit of a good step; `None`: it is bad. `ends`: whether nothing but EOS can follow.
+    The first logit is that of another step. `good_after`: the logit of a good step; `None`: it is bad. `ends`: whether
+    nothing but EOS can follow.
     """
     certain = torch.zeros((), dtype=torch.float64)
+    rows: list[Trajectory] = []
 
-    def continued(marks: str, log_probs: list[torch.Tensor]) -> Iterator[Trajectory]:
+    def end(marks: str, log_probs: list[torch.Tensor], closing: bool) -> None:
+        step_ends = [2 * k + 1 for k in range(len(marks))]  # at the separators
+        rewards = [float(mark == GOOD) for mark in marks]
+        if closing:
+            step_ends.append(2 * len(marks))
+            rewards.append(0.0)
+        rows.append(
+            Trajectory(
+                torch.stack(log_probs),
+                tuple(step_ends),
+                tuple(rewards),
+                outcome=float(marks.endswith(GOOD)),
+                text="".join(mark + SEPARATOR for mark in marks),
+                closing=closing,
+            )
+        )
+
+    def write(marks: str, log_probs: list[torch.Tensor]) -> None:
         if len(marks) == max_steps:
-            yield _row(marks, log_probs, closing=False)
+            end(marks, log_probs, closing=False)
             return
         if ends(marks):
-            yield _row(marks, [*log_probs, certain], closing=True)
+            end(marks, [*log_probs, certain], closing=True)
             return
-        may_stop = at_once or marks != ""
-        if may_stop:
-            yield _row(marks, [*log_probs, _choice(go, 0)], closing=True)
-        goes_on = _choice(go, 1) if may_stop else certain
+        goes_on = certain
+        if at_once or marks:
+            end(marks, [*log_probs, _choice(logits[0], 0)], closing=True)
+            goes_on = _choice(logits[0], 1)
         good = good_after(marks)
         if good is None:
-            yield from continued(marks + BAD, [*log_probs, goes_on, certain])
+            write(marks + BAD, [*log_probs, goes_on, certain])
             return
-        for mark in (GOOD, BAD):
-            # The mark also says that the row goes on; its separator is certain.
-            yield from continued(marks + mark, [*log_probs, _choice(good, int(mark == GOOD)) + goes_on, certain])
+        # A mark is one token: it says that the row goes on, and how. Its separator is certain.
+        write(marks + GOOD, [*log_probs, goes_on + _choice(good, 1), certain])
+        write(marks + BAD, [*log_probs, goes_on + _choice(good, 0), certain])
 
-    return continued("", [])
-
-
-def _row(marks: str, log_probs: list[torch.Tensor], closing: bool) -> Trajectory:
-    ends = [2 * k + 1 for k in range(len(marks))]  # at the separators
-    rewards = [float(mark == GOOD) for mark in marks]
-    if closing:
-        ends.append(2 * len(marks))
-        rewards.append(0.0)
-    return Trajectory(
-        torch.stack(log_probs),
-        tuple(ends),
-        tuple(rewards),
-        outcome=float(marks.endswith(GOOD)),
-        text="".join(mark + SEPARATOR for mark in marks),
-        closing=closing,
-    )
+    write("", [])
+    return SmallPolicy(logits, tuple(rows))
 
 
 def _logits(*probabilities: float) -> torch.Tensor:
     return torch.logit(torch.tensor(probabilities, dtype=torch.float64)).requires_grad_()
 
 
-def _choice(logit: torch.Tensor, taken: int) -> torch.Tensor:
-    return logsigmoid(logit if taken else -logit)
+def _choice(logit: torch.Tensor, action: int) -> torch.Tensor:
+    """Return the log-probability of action 1, whose logit is given, or of action 0."""
+    return logsigmoid((2 * action - 1) * logit)
 
 
 # Credit as published -------------------------------------------------------------------------------------------------
@@ -354,22 +347,23 @@ def published_credit(
     of_group: Callable[[Group], list[list[float]]], rows: Sequence[Trajectory], num_generations: int
 ) -> torch.Tensor:
     """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
-    credited = []
+    token_advantages = []
     for start in range(0, len(rows), num_generations):
         group = rows[start : start + num_generations]
-        for row, steps in zip(group, of_group(group), strict=True):
-            widths = torch.tensor([-1, *row.step_ends]).diff()
-            credited.append(torch.tensor(steps, dtype=torch.float64).repeat_interleave(widths))
-    return torch.nn.utils.rnn.pad_sequence(credited, batch_first=True)
+        for row, advantages in zip(group, of_group(group), strict=True):
+            tokens_of_steps = torch.tensor([-1, *row.step_ends]).diff()
+            advantages = torch.tensor(advantages, dtype=torch.float64)
+            token_advantages.append(advantages.repeat_interleave(tokens_of_steps))
+    return torch.nn.utils.rnn.pad_sequence(token_advantages, batch_first=True)
 
 
 def worst_to_go(group: Group) -> list[list[float]]:
     """PURE's value of a step (arXiv 2504.15275), the worst reward from it on, minus the rows' mean worst one."""
     mean = sum(min(row.step_rewards) for row in group) / len(group)
-    credited = []
+    advantages = []
     for row in group:
-        credited.append([min(row.step_rewards[k:]) - mean for k in range(len(row.step_rewards))])
-    return credited
+        advantages.append([min(row.step_rewards[k:]) - mean for k in range(len(row.step_rewards))])
+    return advantages
 
 
 def same_turn_z_score(group: Group) -> list[list[float]]:
@@ -395,10 +389,10 @@ def _among_peers(
     for row, row_keys in zip(group, keys, strict=True):
         for k, key in enumerate(row_keys):
             peers[key].append(sum(row.step_rewards[k:]))
-    credited = []
+    advantages = []
     for row, row_keys in zip(group, keys, strict=True):
-        credited.append([compared(sum(row.step_rewards[k:]), peers[key]) for k, key in enumerate(row_keys)])
-    return credited
+        advantages.append([compared(sum(row.step_rewards[k:]), peers[key]) for k, key in enumerate(row_keys)])
+    return advantages
 
 
 def _standardized(value: float, peers: list[float]) -> float:

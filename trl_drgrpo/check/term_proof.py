@@ -8,7 +8,6 @@ and those that have a loss where there is no advantage and do not say so.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from trl_drgrpo.check.parity import Case, CaseResult
 from trl_drgrpo.config.config import DrGRPOConfig
@@ -19,33 +18,20 @@ from trl_drgrpo.upstream.hooks import LossTerm
 TOLERANCE = 1e-10  # relative, float64
 PLANNED = (("micro_batching", "exact"),)
 AS_TRL = (("micro_batching", "upstream"),)
-
-
-def loss_term_cases() -> list[tuple[Case, Case]]:
-    """Pairs of settings whose gradients must agree: TRL's micro-batches, and another cut of the same rows."""
-    return [
-        (
-            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, steps_per_generation=1),
-            Case("planned", 8, 1, settings=PLANNED, steps_per_generation=1),
-        ),
-        (
-            Case("TRL's micro-batches", 8, 1, settings=AS_TRL, steps_per_generation=1),
-            Case("a quarter of the rows at a time", 2, 4, 4, settings=AS_TRL),
-        ),
-        (
-            Case("TRL's micro-batches, off-policy", 8, 1, settings=AS_TRL, steps_per_generation=2, num_iterations=2),
-            Case("planned, off-policy", 8, 1, settings=PLANNED, steps_per_generation=2, num_iterations=2),
-        ),
-        (
-            Case("TRL's micro-batches, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=AS_TRL, steps_per_generation=1),
-            Case("planned, LoRA, KL", 8, 1, beta=0.1, lora=True, settings=PLANNED, steps_per_generation=1),
-        ),
-    ]
+ON_POLICY = Case("TRL's micro-batches", settings=AS_TRL)
+OFF_POLICY = Case("TRL's micro-batches, off-policy", steps_per_generation=2, num_iterations=2, settings=AS_TRL)
+ADAPTERS = Case("TRL's micro-batches, LoRA, KL", beta=0.1, lora=True, settings=AS_TRL)
+# Pairs of settings whose gradients must agree: TRL's micro-batches, and another cut of the same rows.
+LOSS_TERM_CASES = (
+    (ON_POLICY, dataclasses.replace(ON_POLICY, name="planned", settings=PLANNED)),
+    (ON_POLICY, Case("a quarter of the rows at a time", 2, 4, 4, settings=AS_TRL)),
+    (OFF_POLICY, dataclasses.replace(OFF_POLICY, name="planned, off-policy", settings=PLANNED)),
+    (ADAPTERS, dataclasses.replace(ADAPTERS, name="planned, LoRA, KL", settings=PLANNED)),
+)
 
 
 def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[CaseResult]:
-    """
-    Compare the gradients of each pair of [`loss_term_cases`], step by step, then whether the terms change anything.
+    """Compare the gradients of each pair of `LOSS_TERM_CASES`, step by step; then see that the terms change something.
 
     Args:
         terms (`Sequence`): As for `features=` of the trainer. Objects are used in every run, so give classes where
@@ -55,22 +41,25 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
         [`CaseResult`]: Its `gradient_difference` is the largest over the optimizer steps. The last one is a control:
         the gradient without the terms, which must differ.
     """
-    recordings: dict[Case, Recording] = {}
+    steps = 4
+    recordings: dict[Case, Recording] = {}  # one run of TRL's micro-batches serves several pairs
 
-    def recorded(case: Case, features: Sequence[Any]) -> Recording:
-        settings = case.training_settings(max_steps=4)
-        arguments = {"features": features}
+    def recorded(case: Case, features: Sequence[LossTerm | type[LossTerm]]) -> Recording:
         return record(
-            DrGRPOTrainer, DrGRPOConfig, lora=case.lora, plain_head=True, trainer_arguments=arguments, **settings
+            DrGRPOTrainer,
+            DrGRPOConfig,
+            lora=case.lora,
+            plain_head=True,
+            trainer_arguments={"features": features},
+            **case.training_settings(max_steps=steps),
         )
 
-    for expected, case in loss_term_cases():
-        if expected not in recordings:
-            recordings[expected] = recorded(expected, terms)
-        difference = largest_difference(recorded(case, terms), recordings[expected])
-        yield CaseResult(case, 4, 0.0, difference, difference <= TOLERANCE)
+    for reference, case in LOSS_TERM_CASES:
+        if reference not in recordings:
+            recordings[reference] = recorded(reference, terms)
+        difference = largest_difference(recorded(case, terms), recordings[reference])
+        yield CaseResult(case, steps, 0.0, difference, difference <= TOLERANCE)
     # Off-policy: where the ratio is 1 a term with other weights for it has the gradient of the clipped loss.
-    off_policy = loss_term_cases()[2][0]
-    without = dataclasses.replace(off_policy, name="without the terms, off-policy", control=True)
-    difference = largest_difference(recorded(without, ()), recordings[off_policy])
-    yield CaseResult(without, 4, 0.0, difference, difference > TOLERANCE)
+    without = dataclasses.replace(OFF_POLICY, name="without the terms, off-policy", control=True)
+    difference = largest_difference(recorded(without, ()), recordings[OFF_POLICY])
+    yield CaseResult(without, steps, 0.0, difference, difference > TOLERANCE)

@@ -31,14 +31,14 @@ from trl_drgrpo.demo.task import (
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 logger = logging.getLogger(__name__)
 
 
 def warm_start_batches(
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     steps: int,
     batch_size: int,
     seed: int,
@@ -60,12 +60,13 @@ def warm_start_batches(
         are -100 on prompt and padding.
     """
     rng = random.Random(seed)
-    pad, end = tokenizer.convert_tokens_to_ids([PAD, IM_END])
+    ids: Any = tokenizer.convert_tokens_to_ids([PAD, IM_END])
+    pad, end = ids
     for _ in range(steps):
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(batch_size):
             numbers = draw_problem(rng, "train", terms)
-            chat = tokenizer.apply_chat_template(prompt_of(numbers), add_generation_prompt=True, return_dict=True)
+            chat: Any = tokenizer.apply_chat_template(prompt_of(numbers), add_generation_prompt=True, return_dict=True)
             completion_ids = [*tokenizer(demonstrate(numbers, rng))["input_ids"], end]
             prompt_ids = chat["input_ids"]
             rows.append((prompt_ids + completion_ids, [0] * len(prompt_ids) + [1] * len(completion_ids)))
@@ -79,6 +80,7 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
     """
     import torch
 
+    # Filled with what is not learned: padding, no attention, and the label that the loss leaves out.
     shape = (len(rows), max(len(ids) for ids, _ in rows))
     input_ids = torch.full(shape, pad)
     attention_mask = torch.zeros(shape, dtype=torch.long)

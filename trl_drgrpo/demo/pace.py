@@ -5,7 +5,6 @@ out, and `pass_rate`, the share of held-out problems that are solved.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from trl_drgrpo.common.drawing import COLORS, new_figure
 
@@ -32,8 +31,8 @@ class Pace(TrainerCallback):
 
     def __init__(
         self,
-        run: dict[str, Any],
-        measure: Callable[[Any], float],
+        run: dict[str, list[float]],
+        measure: Callable[[PreTrainedModel], float],
         every_steps: int | None = None,
         clock: Callable[[], float] = time.process_time,
     ):
@@ -43,16 +42,16 @@ class Pace(TrainerCallback):
         self.clock = clock
         self.begun = 0.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         self.begun = self.clock()
         if not self.run["seconds"]:
             self.evaluate(kwargs["model"])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         if self.every_steps and state.global_step % self.every_steps == 0:
             self.evaluate(kwargs["model"])
 
-    def evaluate(self, model: Any) -> None:
+    def evaluate(self, model: PreTrainedModel) -> None:
         """Add an evaluation to the run."""
         with self.standing_still() as now:
             self.run["seconds"].append(round(now - self.begun, 2))
@@ -74,15 +73,17 @@ def reached(run: Run, target: float, x: str = "seconds") -> float:
     >>> reached({"seconds": [0.0, 4.0, 6.0], "pass_rate": [0.25, 0.5, 0.25]}, 0.375)
     2.0
     """
-    at = run[x]
+    # Interpolated, since evaluations are a tenth of a run apart.
+    positions = run[x]
     rates = run["pass_rate"]
-    first = next((i for i, rate in enumerate(rates) if rate >= target), None)
-    if first is None:
+    if max(rates, default=-math.inf) < target:
         return math.inf
-    if first == 0:
-        return at[0]
-    share = (target - rates[first - 1]) / (rates[first] - rates[first - 1])
-    return at[first - 1] + share * (at[first] - at[first - 1])
+    after = next(i for i, rate in enumerate(rates) if rate >= target)
+    if after == 0:
+        return positions[0]
+    before = after - 1
+    share = (target - rates[before]) / (rates[after] - rates[before])
+    return positions[before] + share * (positions[after] - positions[before])
 
 
 def height(run: Run, at: float, x: str = "tokens") -> float:
@@ -116,18 +117,13 @@ def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 
     labeled: set[str] = set()
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for label, runs in lines.items():
-            end = min(run["seconds"][-1] for run in runs)
-            at = [end * part / 60 for part in range(61)]
-            lowest = []
-            highest = []
-            means = []
-            for second in at:
-                values = [100 * height(run, second, "seconds") for run in runs]
-                lowest.append(min(values))
-                highest.append(max(values))
-                means.append(statistics.fmean(values))
-            axes.fill_between(at, lowest, highest, color=colors[label], alpha=0.15, linewidth=0)
-            axes.plot(at, means, color=colors[label], linewidth=2.4)
+            end = min(run["seconds"][-1] for run in runs)  # beyond it the mean would be over fewer runs
+            seconds = np.linspace(0, end, 61)
+            rates = [100 * np.interp(seconds, run["seconds"], run["pass_rate"]) for run in runs]  # runs x 61
+            lowest = np.min(rates, axis=0)
+            highest = np.max(rates, axis=0)
+            axes.fill_between(seconds, lowest, highest, color=colors[label], alpha=0.15, linewidth=0)
+            axes.plot(seconds, np.mean(rates, axis=0), color=colors[label], linewidth=2.4)
         new_labels = [label for label in lines if label not in labeled]
         for place, label in enumerate(reversed(new_labels)):  # from the bottom up, so the first one is on top
             spot = (0.98, 0.04 + 0.1 * place)

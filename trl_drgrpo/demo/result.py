@@ -6,6 +6,7 @@ and after, and independent of the trainer.
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_drgrpo.common.disk import check_writable, write_whole
 from trl_drgrpo.common.errors import InputError
@@ -51,7 +53,7 @@ _SAMPLES = 8
 
 def evaluate(
     model: Any,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Sequence[int]],
     sample: bool,
     seed: int = 0,
@@ -79,31 +81,29 @@ def evaluate(
     decoding: dict[str, Any] = {"do_sample": sample}
     if sample:
         decoding |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    # Generators are put back, so that an evaluation during training changes none of its draws.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for start in range(0, len(problems), batch_size):
             chats = [prompt_of(numbers) for numbers in problems[start : start + batch_size]]
-            inputs = tokenizer.apply_chat_template(
+            inputs: Any = tokenizer.apply_chat_template(
                 chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
-            ).to(model.device)
+            )
+            inputs = inputs.to(model.device)
             output = model.generate(**inputs, max_new_tokens=max_new_tokens, **decoding)  # (B, prompt + T)
             completions = output[:, inputs["input_ids"].shape[1] :]
             texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
-    rewards = list_sum_reward(texts, [sum(numbers) for numbers in problems])
-    lengths_of: dict[float, list[int]] = {1.0: [], 0.0: []}  # by reward
-    for length, reward in zip(lengths, rewards, strict=True):
-        lengths_of[reward].append(length)
-    correct_mean, incorrect_mean = (sum(group) / len(group) if group else None for group in lengths_of.values())
-    numbers = {
-        "accuracy": sum(rewards) / len(rewards),
-        "length_correct_mean": correct_mean,
-        "length_incorrect_mean": incorrect_mean,
-        "length_mean": sum(lengths) / len(lengths),
-        **step_numbers(problems, texts),
-    }
-    return numbers, texts
+    rewards = list_sum_reward(texts, list(map(sum, problems)))
+    numbers: dict[str, Any] = {"accuracy": statistics.fmean(rewards)}
+    for name, verdict in (("correct", 1.0), ("incorrect", 0.0)):
+        chosen = [length for length, reward in zip(lengths, rewards, strict=True) if reward == verdict]
+        numbers[f"length_{name}_mean"] = None
+        if chosen:
+            numbers[f"length_{name}_mean"] = statistics.fmean(chosen)
+    numbers["length_mean"] = statistics.fmean(lengths)
+    return numbers | step_numbers(problems, texts), texts
 
 
 class DemoResult:
@@ -140,24 +140,26 @@ class DemoResult:
             "versions": installed_versions(),
         }
 
-    def measure(self, stage: str, model: Any, tokenizer: Any) -> str:
+    def measure(self, stage: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
         """Measure sampled and greedy accuracy on the held-out problems, and return both in words.
 
         `stage`: `before`, `after`, or an objective of stock TRL.
         """
         sampled, self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
         greedy, _ = evaluate(model, tokenizer, self.problems, sample=False)
-        stages = self.numbers if stage in self.numbers else self.numbers["stock"]
+        stages = self.numbers
+        if stage not in stages:
+            stages = stages["stock"]
         stages[stage] = {"sampled": sampled, "greedy": greedy}
         if stage == "after":
             gain = 100 * (sampled["accuracy"] - self.numbers["before"]["sampled"]["accuracy"])
             self.numbers |= {"status": "finished", "gain_points": gain, "learned": gain >= REQUIRED_GAIN_POINTS}
         return f"sampled accuracy {sampled['accuracy']:.1%}, greedy accuracy {greedy['accuracy']:.1%}"
 
-    def pace_of(self, name: str, tokenizer: Any) -> Pace:
+    def pace_of(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Pace:
         """Return a callback for a run that is compared: accuracy on the first held-out problems as it trains."""
 
-        def measured(model: Any) -> float:
+        def measured(model: PreTrainedModel) -> float:
             problems = self.problems[:PACE_PROBLEMS]
             return evaluate(model, tokenizer, problems, sample=True)[0]["accuracy"]
 
@@ -197,6 +199,12 @@ def prepare_output_dir(output_dir: Path) -> None:
         (output_dir / name).unlink(missing_ok=True)
 
 
+_NEXT = (
+    "trl-drgrpo check                                      # half a minute: is the gradient right on this machine?",
+    "trl-drgrpo train --config recipes/cpu_quickstart.yaml # from a recipe, in a checkout",
+)
+
+
 def print_report(result: DemoResult, console: Console) -> None:
     """Print the before/after table, eight held-out samples, the paths of the files and the next commands."""
     console.print(before_after_table(result))
@@ -205,25 +213,29 @@ def print_report(result: DemoResult, console: Console) -> None:
         console.print(pace_sentence(result), highlight=False)
         console.print("One seed: a difference of a few points is noise.\n", highlight=False)
     console.print(samples_table(result))
-    files = {"report": REPORT_FILE, "comparison": COMPARISON_FILE, "pace": PACE_FILE, "plot": PLOT_FILE}
-    files |= {"numbers": RESULTS_FILE, "model": MODEL_FOLDER}
-    paths = {name: result.output_dir / file for name, file in files.items()}
-    lines = [f"{name + ':':12}{path}" for name, path in paths.items() if path.exists()]
+    files = {
+        "report": REPORT_FILE,
+        "comparison": COMPARISON_FILE,
+        "pace": PACE_FILE,
+        "plot": PLOT_FILE,
+        "numbers": RESULTS_FILE,
+        "model": MODEL_FOLDER,
+    }
+    lines = []
+    for name, file in files.items():
+        path = result.output_dir / file
+        if path.exists():
+            lines.append(f"{name + ':':12}{path}")
+    model = (result.output_dir / MODEL_FOLDER).as_posix()
     lines += [
         "\nLoad it:",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f'model = AutoModelForCausalLM.from_pretrained("{paths["model"].as_posix()}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{paths["model"].as_posix()}")',
+        f'model = AutoModelForCausalLM.from_pretrained("{model}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{model}")',
         "\nNext:",
-        *(f"{command:54}# {what}" for command, what in _NEXT.items()),
+        *_NEXT,
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-
-_NEXT = {
-    "trl-drgrpo check": "half a minute: is the gradient right on this machine?",
-    "trl-drgrpo train --config recipes/cpu_quickstart.yaml": "from a recipe, in a checkout",
-}
 
 
 def before_after_table(result: DemoResult) -> Table:
@@ -245,7 +257,9 @@ def before_after_table(result: DemoResult) -> Table:
         new = result.numbers["after"][mode][key]
         change = ""
         if old is not None and new is not None:
-            change = f"{100 * (new - old):+.1f} points" if is_share else f"{new - old:+.1f}"
+            change = f"{new - old:+.1f}"
+            if is_share:
+                change = f"{100 * (new - old):+.1f} points"
         table.add_row(measure, _shown(old, is_share), _shown(new, is_share), change)
     return table
 
@@ -269,7 +283,10 @@ def pace_sentence(result: DemoResult) -> str:
     parts = []
     for name, run in runs.items():
         seconds = reached(run, goal)
-        parts.append(f"{name} {seconds:.0f} s" if seconds < math.inf else f"{name} never")
+        pace = "never"
+        if seconds < math.inf:
+            pace = f"{seconds:.0f} s"
+        parts.append(f"{name} {pace}")
     return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
 
@@ -284,7 +301,9 @@ def _table(title: str, first: str, *numbers: str) -> Table:
 def _shown(value: float | None, is_share: bool) -> str:
     if value is None:
         return "none"
-    return f"{value:.1%}" if is_share else f"{value:.1f}"
+    if is_share:
+        return f"{value:.1%}"
+    return f"{value:.1f}"
 
 
 def samples_table(result: DemoResult) -> Table:
@@ -300,7 +319,9 @@ def samples_table(result: DemoResult) -> Table:
     for row, numbers in enumerate(problems):
         texts = ["+".join(map(str, numbers)) + f", is {sums[row]}"]
         for stage in stages:
-            verdict = "correct" if verdicts[stage][row] else "incorrect"
+            verdict = "incorrect"
+            if verdicts[stage][row]:
+                verdict = "correct"
             texts.append(f"{verdict}: {', '.join(result.samples[stage][row].split())}")
-        table.add_row(*map(Text, texts))
+        table.add_row(*map(Text, texts))  # `Text`, so that rich reads no markup in a completion
     return table

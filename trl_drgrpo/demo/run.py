@@ -50,8 +50,8 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_prog
 from trl_drgrpo.report import write_report
 from trl_drgrpo.trainer import DrGRPOTrainer
 
-_PROMPTS_PER_STEP = 8
-_NUM_GENERATIONS = 8  # P, G
+_PROMPTS_PER_STEP = 8  # P
+_NUM_GENERATIONS = 8  # G
 STEPS = 200
 PROCESS_STEPS = 60  # a step on long list sums takes twice as long
 
@@ -64,7 +64,7 @@ def training_arguments(
     `P = 8` prompts of `G = 8` completions per step, on the CPU in float32. `fields`: fields of `config_class` to add
     or replace, `PROCESS_SETTINGS` for example.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "output_dir": str(output_dir),
         "seed": seed,
         "max_steps": steps,
@@ -80,7 +80,7 @@ def training_arguments(
         "save_strategy": "no",
         "report_to": "none",
     }
-    return config_class(**{**settings, **fields})
+    return config_class(**settings | fields)
 
 
 def run_demo(
@@ -112,15 +112,23 @@ def run_demo(
         InputError: On settings or a folder that do not fit.
         KeyboardInterrupt: Passed on; once training has begun, the model and the numbers so far are saved first.
     """
+    default_steps = STEPS
+    terms = (MIN_TERMS, MAX_TERMS)
+    fields: dict[str, Any] = {}
+    step_rewards: dict[str, Any] = {}
+    if process:
+        default_steps = PROCESS_STEPS
+        terms = TERMS
+        fields = PROCESS_SETTINGS
+        step_rewards = {"step_reward_funcs": line_reward}
     if steps is None:
-        steps = PROCESS_STEPS if process else STEPS
+        steps = default_steps
     if steps < 1:
         raise InputError("steps", str(steps), "at least 1", "The default is enough to learn the task.")
     if seed < 0:
         raise InputError("seed", str(seed), "0 or larger", "Any such number will do.")
-    console = Console(stderr=True) if console is None else console
-    terms = TERMS if process else (MIN_TERMS, MAX_TERMS)
-    fields = PROCESS_SETTINGS if process else {}
+    if console is None:
+        console = Console(stderr=True)
     settings = {"seed": seed, "steps": steps, "process": fields or None}
     output_dir = Path(output_dir)
     result = DemoResult(output_dir, make_problems(eval_size, "held_out", terms=terms), settings)
@@ -141,7 +149,6 @@ def run_demo(
         result.write()
         console.print(f"before training: {accuracies}", highlight=False)
         args = training_arguments(output_dir, seed, steps, **fields)
-        step_rewards: dict[str, Any] = {"step_reward_funcs": line_reward} if process else {}
         trainer = DrGRPOTrainer(model, args=args, processing_class=tokenizer, **common, **step_rewards)
         if compare:
             trainer.add_callback(result.pace_of(OURS, tokenizer))
@@ -199,6 +206,6 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(folder), model
 
 
-def _train(trainer: Any, console: Console) -> None:
+def _train(trainer: GRPOTrainer, console: Console) -> None:
     with show_progress(trainer, ProgressCallback(console, every_steps=20)):
         trainer.train()

@@ -108,7 +108,9 @@ def split_of(numbers: Sequence[int]) -> Split:
     ```
     """
     checksum = zlib.crc32("+".join(map(str, sorted(numbers))).encode())
-    return "held_out" if checksum % _HELD_OUT_SHARE == 0 else "train"
+    if checksum % _HELD_OUT_SHARE == 0:
+        return "held_out"
+    return "train"
 
 
 def draw_problem(
@@ -231,7 +233,9 @@ def list_sum_reward(completions: Sequence[Any], answer: Sequence[str | int], **k
     """
     rewards = []
     for completion, target in zip(completions, answer, strict=True):
-        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        text = completion
+        if not isinstance(completion, str):
+            text = completion[-1]["content"]
         boxed = _BOXED.findall(text)[-1:]
         rewards.append(float(_same(boxed, _whole(target))))
     return rewards
@@ -317,7 +321,10 @@ def _add_like_the_demonstrator(total: int, term: int, rng: random.Random) -> int
     """Add two numbers: the first carry is dropped 1 time in 2, a later one 3 in 4; 3 in 100 others slip by one."""
     result = total + term
     draw = rng.random()
-    if result // 10 > total // 10 and draw < (0.5 if total < 10 else 0.75):
+    dropped = 0.75
+    if total < 10:
+        dropped = 0.5
+    if result // 10 > total // 10 and draw < dropped:
         return result - 10
     if draw > 0.97:
         return result + 1
@@ -389,13 +396,15 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
     ```
     """
     text = _plain(step)
-    lines = [line for line in map(str.strip, text.split("\n")) if line]
+    lines = list(filter(None, map(str.strip, text.split("\n"))))
     if not lines:
         return None
     verdicts = check_steps(numbers_of(prompt), _plain("".join(previous_steps)) + text)
     if not all(verdicts[-len(lines) :]):
         return 0.0
-    return None if all(line.startswith("ok ") for line in lines) else 1.0
+    if all(line.startswith("ok ") for line in lines):
+        return None
+    return 1.0
 
 
 line_reward = step_verifier(line_is_right, name="line_reward")
@@ -425,7 +434,7 @@ def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dic
     ```
     """
     verdicts = [check_steps(numbers, text) for numbers, text in zip(problems, texts, strict=True)]
-    lines = [line for text in texts for line in map(str.strip, text.split("\n")) if line]
+    lines = list(filter(None, map(str.strip, "\n".join(texts).split("\n"))))
     total = max(len(lines), 1)
     return {
         "steps_mean": len(lines) / max(len(verdicts), 1),

@@ -2,19 +2,22 @@
 
 import hashlib
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
+from trl_drgrpo.common.file_states import file_states
 from trl_drgrpo.common.hub_errors import check_local, check_weights, hub_errors, is_adapter
 from trl_drgrpo.common.output_folders import checkpoint_folders
 from trl_drgrpo.common.ranges import RANGES, Range, refuse_outside, whole
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.upstream.versions import brief_bars
 
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
 _ADAPTER_FILE = "adapter_config.json"
-_WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
+_WEIGHTS = ("*.safetensors", "*.bin", "*config.json")  # the files that decide what a model writes
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,9 @@ class Decoding:
     def for_transformers(self) -> dict[str, Any]:
         """Return all fields of a generation configuration: a missing one would be taken from the model's own."""
         if self.temperature == 0:
+            # transformers warns of settings of sampling beside greedy decoding.
             return {"repetition_penalty": self.repetition_penalty, "do_sample": False}
-        return {
-            "repetition_penalty": self.repetition_penalty,
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k or 0,
-            "min_p": self.min_p,
-        }
+        return self.for_vllm() | {"do_sample": True, "min_p": self.min_p}
 
     def for_vllm(self) -> dict[str, Any]:
         """Return all fields of a request: a server takes a missing one from the model's own configuration."""
@@ -100,8 +97,9 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     try:
         base_of(path, base)
     except InputError as error:
+        # `merging` calls this field an adapter; its other fields have the names of the command line.
         if error.field != "adapter":
-            field = error.field
+            raise
         raise error.under(field) from error
 
 
@@ -119,7 +117,7 @@ def base_name(name: str, base: str | None = None) -> str | None:
     return base_of(user_path(name), base)[0]
 
 
-def load_config(name: str, loading: Loading) -> Any:
+def load_config(name: str, loading: Loading) -> "PreTrainedConfig":
     """Load the configuration of a model, or of an adapter's base; no weights."""
     from transformers import AutoConfig
 
@@ -128,17 +126,15 @@ def load_config(name: str, loading: Loading) -> Any:
         return AutoConfig.from_pretrained(name, trust_remote_code=loading.trust_remote_code)
 
 
-def load_tokenizer(name: str, loading: Loading) -> Any:
+def load_tokenizer(name: str, loading: Loading) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a model, or of an adapter's folder; of its base, where the folder has none."""
     from trl_drgrpo.process_rewards.loading import load_tokenizer as load
 
     path = user_path(name)
+    # PEFT alone saves an adapter without its tokenizer.
     if is_adapter(name) and not (path / "tokenizer_config.json").is_file():
         name = base_name(name, loading.base) or name
     return load(name, None, loading.trust_remote_code)
-
-
-_CAUSAL = "AutoModelForCausalLM"
 
 
 @brief_bars()
@@ -150,23 +146,27 @@ def load_model(name: str, loading: Loading) -> Any:
     """
     from trl_drgrpo.process_rewards.loading import load_model as load
 
+    causal = "AutoModelForCausalLM"
     options: dict[str, Any] = {"dtype": loading.dtype, "trust_remote_code": loading.trust_remote_code}
     if loading.bits is not None:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
     base = base_name(name, loading.base)
     if base is None:
-        return load(name, _CAUSAL, **options).eval()
+        return load(name, causal, **options).eval()
     from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary, model_class_of
 
+    # The class that the adapter was trained on: its layers may have other names in another one.
     adapter = user_path(name)
     trained_class = model_class_of(load_config(name, loading), adapter)
-    classes = {_CAUSAL: trained_class} if trained_class.__name__ != _CAUSAL else None
-    model = load(base, _CAUSAL, classes, **options)
-    fit_vocabulary(model, adapter)
+    classes = None
+    if trained_class.__name__ != causal:
+        classes = {causal: trained_class}
+    model = load(base, causal, classes, **options)
+    fit_vocabulary(model, adapter)  # before the adapter, which may hold rows of new tokens
     return attach(model, adapter)
 
 
-def _quantization(bits: int, dtype: str | None) -> Any:
+def _quantization(bits: int, dtype: str | None) -> "BitsAndBytesConfig":
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -187,9 +187,5 @@ def weights_mark(name: str) -> str:
     path = user_path(name)
     if not path.is_dir():
         return name
-    fingerprint = []
-    for file in chain(*map(path.glob, _WEIGHTS)):
-        state = file.stat()
-        fingerprint.append((file.name, state.st_size, state.st_mtime_ns))
-    fingerprint.sort()
-    return hashlib.blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
+    # Sizes and times, not contents: reading the weights of a large model takes minutes.
+    return hashlib.blake2b(repr(file_states(path, _WEIGHTS)).encode(), digest_size=8).hexdigest()

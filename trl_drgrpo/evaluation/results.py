@@ -12,7 +12,9 @@ models are compared prompt by prompt: the interval of the difference is that of 
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from trl_drgrpo.common import __version__
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 
+FORMAT = 1  # of a result's file
 KIND = "eval"  # column of a sample's row that holds the evaluation's own data
 Row = dict[str, Any]
 
@@ -57,6 +60,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 0 <= correct <= samples:
         expected = "a number from 0 to the number of samples"
         raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
+    # Of all ways to choose k samples, the share in which none is correct.
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
@@ -79,13 +83,14 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
 
     ```
     """
+    estimate: dict[str, Any] = {"value": None, "low": None, "high": None, "prompts": len(values)}
     array = np.asarray(values, dtype=np.float64)
-    mean = float(array.mean()) if len(array) else None
-    low = None
-    high = None
-    if len(array) and array.min() < array.max():
-        low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
-    return {"value": mean, "low": low, "high": high, "prompts": len(array)}
+    if len(array):
+        estimate["value"] = float(array.mean())
+        if array.min() < array.max():
+            ends = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
+            estimate["low"], estimate["high"] = ends
+    return estimate
 
 
 def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: int, seed: int = 0) -> Sequence[float]:
@@ -98,11 +103,9 @@ def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: i
         seed (`int`, *optional*, defaults to `0`): Seed of the draws.
     """
     generator = np.random.default_rng(seed)
+    # One draw at a time: all of them at once would be a table of resamples x prompts.
     resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
-    return [float(end) for end in np.nanquantile(resampled, (0.025, 0.975))]
-
-
-FORMAT = 1
+    return np.nanquantile(resampled, (0.025, 0.975)).tolist()
 
 
 def judged(
@@ -123,10 +126,11 @@ def judged(
         `InputError`: Rewards other than 0 and 1 without a threshold.
     """
     rule = CorrectnessRule(names, reward, threshold)
-    rewards = [row[KIND]["rewards"][rule.name] for row in rows]
-    verdicts = rule.judge([math.nan if value is None else value for value in rewards])
+    # numpy turns None, a completion that could not be scored, into NaN.
+    rewards = np.array([row[KIND]["rewards"][rule.name] for row in rows], dtype=np.float64).tolist()
+    verdicts = rule.judge(rewards)
     if verdicts is None:
-        not_a_verdict = next(value for value in rewards if value not in (None, 0.0, 1.0))
+        not_a_verdict = next(value for value in rewards if value not in (0.0, 1.0) and not math.isnan(value))
         got = f"none for {rule.name}, which gave {not_a_verdict:g}"
         remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."
         raise InputError("correct_threshold", got, "a number", remedy)
@@ -148,18 +152,22 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
     samples = [row[KIND] for row in rows]
     means: dict[str, float | None] = {}
     for name in samples[0]["rewards"]:
-        rewards = (sample["rewards"].get(name) for sample in samples)
-        scored = [reward for reward in rewards if reward is not None]
-        means[name] = sum(scored) / len(scored) if scored else None
+        means[name] = None
+        scored = [sample["rewards"][name] for sample in samples if sample["rewards"].get(name) is not None]
+        if scored:
+            means[name] = sum(scored) / len(scored)
+    pass_at = {}
+    for k in ks:
+        pass_at[str(k)] = mean_over_prompts(list(_by_prompt(rows, correct, k).values()))
     return {
         "prompts": len({sample["problem"] for sample in samples}),
         "completions": len(samples),
-        "unscorable": sum(verdict is None for verdict in correct),
+        "unscorable": list(correct).count(None),
         "failed": sum("failures" in sample for sample in samples),
         "truncated": sum(sample["finish_reason"] == "length" for sample in samples),
         "length_mean": sum(sample["tokens"] for sample in samples) / len(samples),
         "rewards": means,
-        "pass_at": {str(k): mean_over_prompts(list(_by_prompt(rows, correct, k).values())) for k in ks},
+        "pass_at": pass_at,
     }
 
 
@@ -184,13 +192,14 @@ def results(
     for role, (about, rows) in models.items():
         correct[role] = judged(rows, names, *facts["correct"].values())
         model_entries.append({"role": role, **about, **model_numbers(rows, correct[role], ks)})
+    # Prompt by prompt, so that the difficulty of a prompt, which both models meet, cancels out.
     difference = {}
     if "baseline" in models:
         for k in ks:
             values = _by_prompt(models["model"][1], correct["model"], k)
             baseline = _by_prompt(models["baseline"][1], correct["baseline"], k)
-            paired = [value - baseline[prompt] for prompt, value in values.items() if prompt in baseline]
-            difference[str(k)] = mean_over_prompts(paired)
+            differences = [values[prompt] - baseline[prompt] for prompt in values if prompt in baseline]
+            difference[str(k)] = mean_over_prompts(differences)
     return {
         "format": FORMAT,
         "made_by": f"trl-drgrpo {__version__}",
@@ -212,22 +221,23 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-            complete = content["format"] == FORMAT and content["models"] and content["dataset"]["name"]
+            is_complete = content["format"] == FORMAT and content["models"] and content["dataset"]["name"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-        if complete:
+        if is_complete:
             dated_contents.append((path.stat().st_mtime, content))
-    return [content for _, content in sorted(dated_contents, key=lambda dated: dated[0])]
+    dated_contents.sort(key=itemgetter(0))
+    return [content for _, content in dated_contents]
 
 
 def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
     """Return pass@k of each prompt with at least `k` scored completions."""
-    verdicts_of: dict[int, list[bool]] = {}
+    verdicts_of_prompts: dict[int, list[bool]] = defaultdict(list)
     for row, is_correct in zip(rows, correct, strict=True):
         if is_correct is not None:
-            verdicts_of.setdefault(row[KIND]["problem"], []).append(is_correct)
+            verdicts_of_prompts[row[KIND]["problem"]].append(is_correct)
     values = {}
-    for prompt, verdicts in verdicts_of.items():
+    for prompt, verdicts in verdicts_of_prompts.items():
         if len(verdicts) >= k:
             values[prompt] = pass_at_k(len(verdicts), sum(verdicts), k)
     return values

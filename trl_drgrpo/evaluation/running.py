@@ -10,7 +10,7 @@ samples.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import RewardError
 from trl_drgrpo.evaluation.models import Decoding, Loading, load_config, load_tokenizer
@@ -19,8 +19,13 @@ from trl_drgrpo.process_rewards.continuations import Continuation, Request, Samp
 from trl_drgrpo.process_rewards.prm_inputs import completion_like, prompt_ids
 from trl_drgrpo.rewards.scoring import RewardScores, score_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: int) -> Sampler:
+
+def model_sampler(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", decoding: Decoding, batch_size: int
+) -> Sampler:
     """Build a sampler of whole completions from a model in memory.
 
     Completions of one prompt share its forward pass where they can.
@@ -29,12 +34,17 @@ def model_sampler(model: Any, tokenizer: Any, decoding: Decoding, batch_size: in
     from trl_drgrpo.features.fast_path.speed import Speed
     from trl_drgrpo.process_rewards.continuations import ModelSampler
 
-    generation = decoding.for_transformers()
-    around = partial(shared_prefill, speed=Speed())
-    return ModelSampler(model, tokenizer, generation, batch_size, by_length=False, around=around)
+    return ModelSampler(
+        model,
+        tokenizer,
+        decoding.for_transformers(),
+        batch_size,
+        by_length=False,  # completions of one prompt stay together, so that they share its forward pass
+        around=partial(shared_prefill, speed=Speed()),
+    )
 
 
-def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> None:
+def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: Decoding) -> None:
     """Refuse prompts behind which a completion has no room in the model's context.
 
     Args:
@@ -45,7 +55,7 @@ def check_context(config: Any, lengths: Sequence[int], decoding: Decoding) -> No
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    row = max(range(len(lengths)), key=lengths.__getitem__)
+    row = max(range(len(lengths)), key=lengths.__getitem__)  # if the longest prompt fits, all do
     refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
@@ -62,7 +72,9 @@ def check_rows_fit(
     check_context(load_config(model, loading), lengths, decoding)
 
 
-def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, concurrency: int) -> Sampler:
+def server_sampler(
+    url: str, model: str, tokenizer: "PreTrainedTokenizerBase", decoding: Decoding, concurrency: int
+) -> Sampler:
     """Build a sampler from a vLLM server that serves `model` under this name."""
     from trl_drgrpo.process_rewards.steps import step_segmenter
     from trl_drgrpo.search.sampling import ServerSampler, StepEnd
@@ -74,7 +86,7 @@ def server_sampler(url: str, model: str, tokenizer: Any, decoding: Decoding, con
 def sample_and_score(
     rows: Sequence[Mapping[str, Any]],
     sampler: Sampler,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     rewards: Mapping[str, Callable],
     group: int,
     first: int = 0,
@@ -106,26 +118,28 @@ def sample_and_score(
     """
     for start in range(first, len(rows), group):
         prompts = rows[start : start + group]
+        # Seeded by its first prompt: a group has the same samples in an evaluation that goes on from there.
         draw = random.Random(f"{seed}/{start}")
         requests = []
         for row in prompts:
             prefix = tuple(prompt_ids(row["prompt"], tokenizer, template))
             requests.append(Request(prefix, samples, length, True, draw.getrandbits(31)))
-        continuations = []
+        ends = []
         sampled = []
-        for row, continuations_of_row in zip(prompts, sampler(requests), strict=True):
-            continuations += continuations_of_row
-            sampled += [completed(row, continuation, tokenizer) for continuation in continuations_of_row]
+        for row, continuations in zip(prompts, sampler(requests), strict=True):
+            for continuation in continuations:
+                ends.append(continuation.end)
+                sampled.append(completed(row, continuation, tokenizer))
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
-        if start == 0:
+        if start == 0:  # a reward that works there is not broken: later failures are counted
             _refuse_broken(scores, len(sampled))
-        for place, (continuation, row) in enumerate(zip(continuations, sampled, strict=True)):
+        for place, row in enumerate(sampled):
             row[KIND] = {
                 "problem": start + place // samples,
                 "row": place % samples,
                 "rows": samples,
-                "tokens": len(row.pop("completion_ids")),
-                "finish_reason": continuation.end,
+                "tokens": len(row.pop("completion_ids")),  # the ids were for the rewards
+                "finish_reason": ends[place],
                 "rewards": {score.name: score.rewards[place] for score in scores},
             }
             failures = {score.name: score.failures[place] for score in scores if place in score.failures}
@@ -135,10 +149,10 @@ def sample_and_score(
             yield sampled[place : place + samples]
 
 
-def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: Any) -> Row:
+def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: "PreTrainedTokenizerBase") -> Row:
     """Return a row with its completion (decoded as in TRL, in the form of the prompt) and the completion's ids."""
     token_ids = list(continuation.token_ids)
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    text = str(tokenizer.decode(token_ids, skip_special_tokens=True))
     return {**row, "completion": completion_like(row["prompt"], text), "completion_ids": token_ids}
 
 

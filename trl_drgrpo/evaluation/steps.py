@@ -53,7 +53,8 @@ def compared(
         `incorrect`, `correct` (counts), `incorrect_accuracy`, `correct_accuracy` and `f1`. A number that cannot be
         computed is `None`.
     """
-    comparisons: dict[str, list[tuple[float, bool, str]]] = {name: [] for name in ("labels", *PATH_VALUES)}
+    comparisons: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
+    comparisons |= {name: [] for name in PATH_VALUES}
     for row, step_labels, is_correct, prompt in zip(scores, labels, correct, prompts, strict=True):
         if step_labels is not None:
             for score, label in zip(row, step_labels, strict=True):
@@ -61,8 +62,8 @@ def compared(
                     comparisons["labels"].append((score, label, prompt))
         scored = [score for score in row if score is not None]
         if scored and is_correct is not None:
-            for name, value in PATH_VALUES.items():
-                comparisons[name].append((value(scored), is_correct, prompt))
+            for name, path_value in PATH_VALUES.items():
+                comparisons[name].append((path_value(scored), is_correct, prompt))
     numbers = {}
     for name, triples in comparisons.items():
         if triples:
@@ -75,26 +76,35 @@ def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[
     score = np.asarray(scores, dtype=np.float64)
     truth = np.asarray(truths, dtype=np.float64)
     auc, low, high = _auc(score, truth, prompts)
-    numbers = {"count": len(score), "true_frac": float(truth.mean()), "auc": auc, "auc_low": low, "auc_high": high}
-    if score.min() < 0 or score.max() > 1:
-        return {**numbers, "brier": None, "ece": None, "bins": []}
+    numbers: dict[str, Any] = {
+        "count": len(score),
+        "true_frac": float(truth.mean()),
+        "auc": auc,
+        "auc_low": low,
+        "auc_high": high,
+        "brier": None,
+        "ece": None,
+        "bins": [],
+    }
+    if score.min() < 0 or score.max() > 1:  # no probabilities, so there is nothing to calibrate
+        return numbers
     place = np.minimum((score * BINS).astype(int), BINS - 1)  # a score of 1 is in the last bin
-    bins = []
-    errors = []
-    for index in range(BINS):
+    error = 0.0
+    for index in np.unique(place):  # an empty bin has no mean
         mask = place == index
-        if mask.any():
-            count = int(mask.sum())
-            mean_score = float(score[mask].mean())
-            true_frac = float(truth[mask].mean())
-            bins.append({"count": count, "score": mean_score, "true_frac": true_frac})
-            errors.append(count * abs(mean_score - true_frac))
-    brier = float(((score - truth) ** 2).mean())
-    return {**numbers, "brier": brier, "ece": sum(errors) / len(score), "bins": bins}
+        count = int(mask.sum())
+        mean_score = float(score[mask].mean())
+        true_frac = float(truth[mask].mean())
+        numbers["bins"].append({"count": count, "score": mean_score, "true_frac": true_frac})
+        error += count * abs(mean_score - true_frac)
+    numbers["brier"] = float(((score - truth) ** 2).mean())
+    numbers["ece"] = error / len(score)
+    return numbers
 
 
 def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[float | None, ...]:
     """Return the AUC and its interval; `None` where all truths, or all prompts, are the same."""
+    # Counts per distinct score take the place of ranks: every resample needs two of them, and no sorting.
     values, rank = np.unique(score, return_inverse=True)
 
     def area(weight: np.ndarray) -> float:
@@ -102,20 +112,27 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
         good = np.bincount(rank, weight * truth, len(values))
         bad = np.bincount(rank, weight * (1 - truth), len(values))
         total = good.sum() * bad.sum()
-        return float((good * (bad.cumsum() - bad / 2)).sum() / total) if total else math.nan
+        if not total:
+            return math.nan
+        return float((good * (bad.cumsum() - bad / 2)).sum() / total)
 
     area_of_all = area(np.ones(len(score)))
     if math.isnan(area_of_all):
         return None, None, None
-    different, problem = np.unique(np.asarray(prompts), return_inverse=True)
-    num = len(different)
-    if num == 1:
+    distinct, problem = np.unique(np.asarray(prompts), return_inverse=True)
+    if len(distinct) == 1:
         return area_of_all, None, None
-    # A resample only changes the weights: how often each prompt was drawn. Nothing is sorted anew.
-    return area_of_all, *bootstrap(num, lambda drawn: area(np.bincount(drawn, minlength=num)[problem]), RESAMPLES)
+
+    def resampled_area(drawn: np.ndarray) -> float:
+        # A resample only changes the weights: how often each prompt was drawn.
+        return area(np.bincount(drawn, minlength=len(distinct))[problem])
+
+    return area_of_all, *bootstrap(len(distinct), resampled_area, RESAMPLES)
 
 
-def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | None], threshold: float) -> Any:
+def _first_error(
+    scores: StepScores, labels: Sequence[Sequence[bool | None] | None], threshold: float
+) -> dict[str, float | None]:
     """Compare the first step that the scores blame with the first one labeled bad."""
     incorrect_hits: list[bool] = []
     correct_hits: list[bool] = []
@@ -128,19 +145,22 @@ def _first_error(scores: StepScores, labels: Sequence[Sequence[bool | None] | No
             correct_hits.append(blamed is None)
         elif step_labels[first] is False:  # else a step without label comes first, and nothing is known
             incorrect_hits.append(blamed == first)
-    incorrect = sum(incorrect_hits) / len(incorrect_hits) if incorrect_hits else None
-    correct = sum(correct_hits) / len(correct_hits) if correct_hits else None
-    f1 = None
-    if incorrect is not None and correct is not None:
-        f1 = statistics.harmonic_mean((correct, incorrect))
-    return {
+    result: dict[str, float | None] = {
         "threshold": threshold,
         "incorrect": len(incorrect_hits),
         "correct": len(correct_hits),
-        "incorrect_accuracy": incorrect,
-        "correct_accuracy": correct,
-        "f1": f1,
+        "incorrect_accuracy": None,
+        "correct_accuracy": None,
+        "f1": None,
     }
+    accuracies = []
+    for kind, hits in (("incorrect", incorrect_hits), ("correct", correct_hits)):
+        if hits:
+            accuracies.append(statistics.fmean(hits))
+            result[f"{kind}_accuracy"] = accuracies[-1]
+    if len(accuracies) == 2:
+        result["f1"] = statistics.harmonic_mean(accuracies)
+    return result
 
 
 def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
@@ -152,10 +172,11 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
     for axes, (name, comparison) in zip(panels, numbers.items(), strict=True):
         axes.plot((0, 1), (0, 1), color="#888888", linewidth=0.8, linestyle="--")
         for kind, calibration in comparison["against"].items():
-            bins = calibration["bins"]
-            auc = "-" if calibration["auc"] is None else f"{calibration['auc']:.2f}"
-            scores = [entry["score"] for entry in bins]
-            shares = [entry["true_frac"] for entry in bins]
+            auc = "-"
+            if calibration["auc"] is not None:
+                auc = f"{calibration['auc']:.2f}"
+            scores = [entry["score"] for entry in calibration["bins"]]
+            shares = [entry["true_frac"] for entry in calibration["bins"]]
             axes.plot(scores, shares, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")
     return save_figure(figure, path)

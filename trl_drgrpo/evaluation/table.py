@@ -35,29 +35,25 @@ def title(content: Mapping[str, Any]) -> str:
     prompts = counted(data["prompts"], "prompt")
     if not is_whole(content):
         prompts += f" (the first of {data['of']:,})"
-    return (
+    description = (
         f"{source}, split {data['split']}: {prompts}, {counted(sampling['num_samples'], 'completion')} of each "
         f"({decoding}, at most {sampling['max_completion_length']:,} tokens, seed {sampling['seed']}); "
-        f"correct by {correct_by(content)}{_prompting(content['prompt'])}"
+        f"correct by {correct_by(content)}"
     )
+    template = content["prompt"]["prompt_template"]
+    if template is not None:
+        if not template.isidentifier():  # a text, not the name of one
+            template = "of its own"
+        description += f"; prompt template {template}"
+    if content["prompt"]["system_prompt"] is not None:
+        description += "; with a system prompt"
+    return description
 
 
 def is_whole(content: Mapping[str, Any]) -> bool:
     """Tell whether all prompts of the split were evaluated."""
     data = content["dataset"]
     return data["prompts"] == data.get("of", data["prompts"])
-
-
-def _prompting(prompt: Mapping[str, Any]) -> str:
-    template = prompt["prompt_template"]
-    system = prompt["system_prompt"]
-    description = ""
-    if template is not None:
-        name = template if template.isidentifier() else "of its own"
-        description = f"; prompt template {name}"
-    if system is not None:
-        description += "; with a system prompt"
-    return description
 
 
 def correct_by(content: Mapping[str, Any]) -> str:
@@ -70,32 +66,43 @@ def correct_by(content: Mapping[str, Any]) -> str:
 
 def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows: one row per model, and the difference below two."""
+    # The columns are those of the first model; all of them have the same.
     ks = list(content["models"][0]["pass_at"])
     rewards = list(content["models"][0]["rewards"])
-    head = ["model", *(f"pass@{k} [95%]" for k in ks), *(f"mean {name}" for name in rewards)]
+    head = ["model"]
+    head += [f"pass@{k} [95%]" for k in ks]
+    head += [f"mean {name}" for name in rewards]
     head += ["tokens", "cut off", "unscorable"]
     rows = []
     for model in content["models"]:
-        cells = [f"{model['role']}: {model['name']}", *(percent(model["pass_at"][k]) for k in ks)]
+        cells = [f"{model['role']}: {model['name']}"]
+        cells += [percent(model["pass_at"][k]) for k in ks]
         for name in rewards:
             mean = model["rewards"][name]
-            cells.append("–" if mean is None else f"{mean:.3g}")
+            text = "–"
+            if mean is not None:
+                text = f"{mean:.3g}"
+            cells.append(text)
+        cells.append(f"{model['length_mean']:.0f}")
+        cells.append(f"{model['truncated'] / model['completions']:.1%}")
         unscorable = f"{model['unscorable']:,}"
         if model["failed"]:
             unscorable += f" ({model['failed']:,} failed)"
-        cells += [f"{model['length_mean']:.0f}", f"{model['truncated'] / model['completions']:.1%}", unscorable]
+        cells.append(unscorable)
         rows.append(cells)
     if content["difference"]:
-        cells = [percent(content["difference"][k], signed=True) for k in ks]
-        rows.append(["difference, paired", *cells, *[""] * (len(head) - 1 - len(cells))])
+        cells = ["difference, paired"]
+        cells += [percent(content["difference"][k], signed=True) for k in ks]
+        rows.append(cells + [""] * (len(head) - len(cells)))
     return head, rows
 
 
 def notes(content: Mapping[str, Any]) -> list[str]:
     """Return method and caveats of the numbers, a sentence each."""
     lines = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
-    estimates = [estimate for model in content["models"] for estimate in model["pass_at"].values()]
-    estimates += list((content["difference"] or {}).values())
+    estimates = list((content["difference"] or {}).values())
+    for model in content["models"]:
+        estimates += model["pass_at"].values()
     if any(estimate["value"] is not None and estimate["low"] is None for estimate in estimates):
         lines.append("No interval where all prompts have the same value: the bootstrap cannot give one.")
     if content["dataset"]["prompts"] < _FEW_PROMPTS:
@@ -104,9 +111,12 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         for k, estimate in model["pass_at"].items():
             missing = model["prompts"] - estimate["prompts"]
             if missing:
+                completions = "completions"
+                if k == "1":
+                    completions = "completion"
                 lines.append(
-                    f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored "
-                    f"completion{'s' * (k != '1')} left out of pass@{k}."
+                    f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored {completions} left out "
+                    f"of pass@{k}."
                 )
     return lines
 
@@ -137,10 +147,13 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
 
 def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
     head, rows = table(content)
-    rows = [[plain(row[0]), *row[1:]] for row in rows]
-    lines = [markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)]
-    note_lines = [*notes(content), f"Measured with {content['made_by']}, {content['date']}."]
-    return [plain(title(content)), "", *lines, "", *(f"- {plain(note)}" for note in note_lines)]
+    lines = [plain(title(content)), "", markdown_row(head), "|" + "---|" * len(head)]
+    for name, *cells in rows:
+        lines.append(markdown_row([plain(name), *cells]))
+    lines.append("")
+    for note in (*notes(content), f"Measured with {content['made_by']}, {content['date']}."):
+        lines.append(f"- {plain(note)}")
+    return lines
 
 
 def markdown_row(cells: Sequence[str]) -> str:
@@ -191,6 +204,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
         lines += ["", *_markdown_lines(evaluation), ""]
         eval_results += _metadata(evaluation)
     data.eval_results = eval_results
+    # Between two marks, by which the next evaluation finds the section and replaces it.
     section = "\n".join([*lines, _END, ""])
     text, _, after_start = card.text.partition(_START)
     if after_start:
@@ -231,13 +245,13 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
 
 def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result without the names of local folders."""
-    data = {**content["dataset"], "name": public_name(content["dataset"]["name"], "a local dataset")}
+    data = content["dataset"] | {"name": public_name(content["dataset"]["name"], "a local dataset")}
     models = []
     for model in content["models"]:
         name = "this one"
         if model["role"] != "model":
             name = public_name(model["name"], "a local model")
-        models.append({**model, "name": name})
+        models.append(model | {"name": name})
     return {**content, "dataset": data, "models": models}
 
 

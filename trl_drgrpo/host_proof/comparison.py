@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.host_proof.recording import DEFAULTS, LONG_PROMPTS, PROMPTS, Recording, largest_difference, record
 
-# float32: sums in another order. A wrong mask, position or state is off by a thousandth at least.
+# Relative, in float32. A wrong mask, position or state is off by a thousandth at least.
 TOLERANCE = 1e-3
-ROUNDING = 1e-4  # other sums make at most so much of it; between the two, TRL's own padding may be what differs
+# Sums in another order make at most so much. Between the two, TRL's own padding may be what differs.
+ROUNDING = 1e-4
 PROMPTS_OF_A_RUN = [*PROMPTS[:4], *LONG_PROMPTS[:4]]  # short and long ones, padded on the left beside each other
 SETTINGS: dict[str, Any] = {
     **DEFAULTS,
@@ -59,7 +62,7 @@ class ModelResult:
         return self.gradient_difference <= TOLERANCE and self.equal_tokens == 1
 
 
-def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResult:
+def compare_with_trl(trainer_class: Callable[..., Any], model: PreTrainedModel) -> ModelResult:
     """Train copies of a small model on the fast path, and in TRL's micro-batches with transformers' generation.
 
     Args:
@@ -72,9 +75,10 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
 
     def trained(where: str, remedy: str, **settings: Any) -> Recording:
         try:
-            return train_briefly(trainer_class, copy.deepcopy(model), **settings)
+            return train_briefly(trainer_class, model, **settings)
         except Exception as error:  # any that a model may raise
-            got = f"{type(model).__name__}, which ends in {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            got = f"{type(model).__name__}, which ends in {cause}"
             raise InputError("model", got, f"a model that trains {where}", remedy) from error
 
     stock = trained("without the fast path", "TRL cannot train it here.", **AS_TRL)
@@ -82,18 +86,18 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
     parts = parts_in_use(fast.speed)
     if parts[SpeedPart.PLANNED] != "yes":
         # A mixture of experts keeps TRL's micro-batches for its balance loss. Without it there is a plan to compare.
-        planned = train_briefly(trainer_class, copy.deepcopy(model), **WITHOUT_BALANCE)
+        planned = train_briefly(trainer_class, model, **WITHOUT_BALANCE)
         if parts_in_use(planned.speed)[SpeedPart.PLANNED] == "yes":
             fast = planned
-            stock = train_briefly(trainer_class, copy.deepcopy(model), **AS_TRL, **WITHOUT_BALANCE)
-    pairs = list(zip(fast.completions, stock.completions, strict=True))
-    equal_tokens = sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+            stock = train_briefly(trainer_class, model, **AS_TRL, **WITHOUT_BALANCE)
+    are_equal = [fast_ids == ids for fast_ids, ids in zip(fast.completions, stock.completions, strict=True)]
+    equal_tokens = sum(are_equal) / len(are_equal)
     if equal_tokens < 1:
         # Gradients can only be compared on the same completions, so transformers' loop samples them for both.
-        fast = train_briefly(trainer_class, copy.deepcopy(model), **WITHOUT_BALANCE, fast_generation=False)
+        fast = train_briefly(trainer_class, model, **WITHOUT_BALANCE, fast_generation=False)
     difference = largest_difference(fast, stock)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    is_planned = fast.speed is not None and parts_in_use(fast.speed)[SpeedPart.PLANNED] == "yes"
+    is_planned = parts_in_use(fast.speed).get(SpeedPart.PLANNED) == "yes"
     if difference > ROUNDING and is_planned and takes_positions:
         # TRL leaves positions to the model. Absolute ones (GPT-2), and scales of attention that grow with them, count
         # its padding. Generation does not.
@@ -103,24 +107,26 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: Any) -> ModelResu
     return ModelResult(type(model).__name__, parts, difference, equal_tokens)
 
 
-def train_briefly(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> Recording:
-    """Train a model for two optimizer steps. Changes it."""
+def train_briefly(trainer_class: Callable[..., Any], model: PreTrainedModel, **settings: Any) -> Recording:
+    """Train a copy of a model for two optimizer steps."""
     return record(
         trainer_class,
         DrGRPOConfig,
-        model=model,
+        model=copy.deepcopy(model),
         reward=example_reward,
         prompts=PROMPTS_OF_A_RUN,
-        **{**SETTINGS, **settings},
+        **SETTINGS | settings,
     )
 
 
 def parts_in_use(speed: Speed | None) -> dict[str, str]:
     """Return `"yes"`, or why not, by the name of each part: a part that has never saved work is none."""
-    parts = speed.facts() if speed else {}
-    for part in SpeedPart:
-        if speed and parts.get(part) == "yes" and not speed.uses[part]:
-            parts[part.value] = "it was never used"
+    if speed is None:
+        return {}
+    parts = speed.facts()
+    for part, reason in parts.items():
+        if reason == "yes" and not speed.uses[SpeedPart(part)]:
+            parts[part] = "it was never used"
     return parts
 
 
@@ -130,7 +136,10 @@ def example_reward(completion_ids: list[list[int]]) -> list[float]:
     return [1.0] * group + [(sum(ids) % 3) / 2 for ids in completion_ids[group:]]
 
 
-def _count_without_padding(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _count_without_padding(
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """Number the positions of each row from its first real token on; a hook in front of a forward."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs

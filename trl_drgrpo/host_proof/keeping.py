@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from trl_drgrpo.common.disk import write_whole
 from trl_drgrpo.common.errors import InputError, UpstreamError
+from trl_drgrpo.config.config import DrGRPOConfig
 from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, SpeedPart
 from trl_drgrpo.host_proof import is_proving
 from trl_drgrpo.host_proof.comparison import TOLERANCE
@@ -33,16 +33,26 @@ logger = logging.getLogger(__name__)
 # ends after 600.
 LONGEST = 300
 _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from trl_drgrpo.host_proof.keeping import main; main()"
-# Variables of launchers, by their beginning: the proof is a run of one process.
+# Variables of launchers, by their beginning. With one of them set, the proof would wait for other processes.
 _LAUNCHERS = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_"),
-    *("DEEPSPEED_", "PMI_", "OMPI_", "MV2_"),
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "FSDP_",
+    "DEEPSPEED_",
+    "PMI_",
+    "OMPI_",
+    "MV2_",
 )
-# One thread, as so small a model stalls with more where cores are shared; no GPU; no network.
 _ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
+    "CUDA_VISIBLE_DEVICES": "",  # the run may need all of the GPU's memory
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",  # so small a model stalls with more threads where cores are shared
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -71,7 +81,8 @@ _UNDER = {
 def hosts() -> dict[str, str]:
     """Return what a proof holds for: versions, the commit of a checkout of this package, and texts that TRL no longer
     contains."""
-    installed = installed_versions(tuple(dict.fromkeys([*LIBRARIES, *TESTED])))
+    installed = installed_versions((*LIBRARIES, *TESTED))
+    # A checkout changes without a new version, and so may what a proof of it has found.
     commit_of_checkout = commit()
     if commit_of_checkout is not None:
         installed["commit"] = commit_of_checkout
@@ -86,10 +97,7 @@ def file_of(installed: Mapping[str, str]) -> Path:
     Raises:
         `RuntimeError`: The user has no home folder.
     """
-    versions = []
-    for package in (*LIBRARIES, "peft"):
-        if package in installed:
-            versions.append(f"{package}-{installed[package]}")
+    versions = [f"{package}-{installed[package]}" for package in (*LIBRARIES, "peft") if package in installed]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "trl_drgrpo" / "host_proofs" / f"{'_'.join(versions)}.json"
 
@@ -99,11 +107,13 @@ def kept_proof() -> HostProof | None:
     installed = hosts()
     try:
         file = file_of(installed)
-        if not file.is_file():  # a pipe would be waited for
+        if not file.is_file():  # reading a pipe would never end
             return None
         content = json.loads(file.read_text(encoding="utf-8"))
+        # By name: another version of the package may have written fields that this one does not have.
         proof = HostProof(**{field.name: content[field.name] for field in fields(HostProof)})
-        complete = (
+        # The name of the file leaves out most of `hosts`, and anybody may have edited it.
+        is_complete = (
             proof.hosts == installed
             and set(SpeedPart) >= proof.parts.keys() >= {*GENERATION, *TRAINING}
             and all(isinstance(reason, str) for reason in proof.parts.values())
@@ -115,7 +125,9 @@ def kept_proof() -> HostProof | None:
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         logger.info("The kept proof of the host libraries cannot be read (%s).", type(error).__name__)
         return None
-    return proof if complete else None
+    if not is_complete:
+        return None
+    return proof
 
 
 def keep(proof: HostProof) -> bool:
@@ -133,7 +145,7 @@ def keep(proof: HostProof) -> bool:
 
 
 def require_proof(
-    trainer_class: type, args: Any, vanished: Mapping[str, list[str]], settings: Mapping[str, Any]
+    trainer_class: type, args: DrGRPOConfig, vanished: Mapping[str, list[str]], settings: Mapping[str, object]
 ) -> dict[SpeedPart, str]:
     """Prove the installed libraries unless that is done, and refuse a run on those that compute something else.
 
@@ -158,34 +170,36 @@ def require_proof(
     for setting, texts in _UNDER.items():
         if settings[setting]:
             needed.update(texts)
-    unproven = {name: in_words(texts) for name, texts in vanished.items() if needed.intersection(texts)}
+    vanished_in_words = {name: in_words(texts) for name, texts in vanished.items()}
+    unproven = {name: words for name, words in vanished_in_words.items() if needed.intersection(vanished[name])}
     if unproven:
         raise moved_seams(unproven)
     proof, failure = _on_the_first_rank(trainer_class, args)
     if proof is None:
         if vanished:
-            moved = {name: in_words(texts) for name, texts in vanished.items()}
-            raise moved_seams(moved | {"proof on a tiny model": f"could not be made ({failure})"})
+            raise moved_seams(vanished_in_words | {"proof on a tiny model": f"could not be made ({failure})"})
         logger.warning("No proof of the host libraries: %s. `trl-drgrpo check` tries it again.", failure)
         return {}
     for name in (args.micro_batching, MERGED):
         if name in proof.wrong:
             raise _refusal(proof, name)
-    for name, texts in vanished.items():
-        logger.warning("TRL's %s %s. A proof on a tiny model has passed.", name, in_words(texts))
+    for name, words in vanished_in_words.items():
+        logger.warning("TRL's %s %s. A proof on a tiny model has passed.", name, words)
     if args.micro_batching != "exact":
         return {}
     versions = ", ".join(f"{package} {number}" for package, number in untested_versions().items())
     return {part: f"a proof on {versions or 'this TRL'} found that {reason}" for part, reason in proof.off.items()}
 
 
-def _on_the_first_rank(trainer_class: type, args: Any) -> tuple[HostProof | None, str]:
+def _on_the_first_rank(trainer_class: type, args: DrGRPOConfig) -> tuple[HostProof | None, str]:
     """Return the kept or a new proof, the same one on every rank; or why there is none."""
-    results: list[Any] = [(None, "")]
+    result: tuple[HostProof | None, str] = (None, "")
     is_distributed = args.world_size > 1 and torch.distributed.is_initialized()  # the first builds the process group
     if not is_distributed or args.process_index == 0:
-        proof = kept_proof()
-        results = [(proof, "") if proof else prove_apart(trainer_class)]
+        result = (kept_proof(), "")
+        if result[0] is None:
+            result = prove_apart(trainer_class)
+    results = [result]
     if is_distributed:
         torch.distributed.broadcast_object_list(results, src=0)
     return results[0]
@@ -196,8 +210,10 @@ def _refusal(proof: HostProof, name: str) -> UpstreamError:
     versions = ", ".join(f"{package} {proof.hosts[package]}" for package in TESTED if package in proof.hosts)
     pins = []
     for package in untested_versions() or ["trl"]:
-        newest = TESTED[package][-1]
-        pins.append(f"'{package}=={newest}.*'" if package == "torch" else f"{package}=={newest}")
+        pin = f"{package}=={TESTED[package][-1]}"
+        if package == "torch":  # tested by its minor version; a shell would expand the star
+            pin = f"'{pin}.*'"
+        pins.append(pin)
     remedy = f"Install versions that were tested: pip install {' '.join(pins)}"
     if name == "exact" and "upstream" not in proof.wrong:
         remedy += ", or set micro_batching='upstream', which is right here"
@@ -213,7 +229,8 @@ def prove_apart(trainer_class: type) -> tuple[HostProof | None, str]:
     name = f"{trainer_class.__module__}:{trainer_class.__qualname__}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
     try:
-        done = subprocess.run(
+        # -P: without the current folder in front of `sys.path`, which is handed over as it is here.
+        process = subprocess.run(
             [sys.executable, "-P", "-c", _PROGRAM, name, *sys.path],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -222,9 +239,11 @@ def prove_apart(trainer_class: type) -> tuple[HostProof | None, str]:
             timeout=LONGEST,
             env=environment | _ENVIRONMENT,
         )
-        if done.returncode:
-            raise ChildProcessError(f"it ended with {done.returncode}: {(done.stderr.splitlines() or [''])[-1]}")
-        proof = HostProof(**json.loads(done.stdout.splitlines()[-1]))
+        if process.returncode:
+            last_line = (process.stderr.splitlines() or [""])[-1]
+            raise ChildProcessError(f"it ended with {process.returncode}: {last_line}")
+        # The last line: a library may print to the descriptor itself, which `redirect_stdout` does not catch.
+        proof = HostProof(**json.loads(process.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
         return None, f"{type(error).__name__}: {str(error)[:300]}"
     keep(proof)

@@ -16,10 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.features.fast_path.speed import GENERATION, SpeedPart
@@ -39,6 +40,7 @@ from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.single_gpu.merging import merge_adapter
 from trl_drgrpo.upstream.weight_sync import merged_while_read
 
+T = TypeVar("T")
 MERGED = "merged adapters"
 # What is compared -> how an error calls it, and what it is compared with. The first two are values of micro_batching.
 COMPARED = {
@@ -103,7 +105,7 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
     model = tiny_model(tiny_tokenizer())
     errors: dict[str, str] = {}
 
-    def measured(name: str, measure: Callable[[], Any], otherwise: Any) -> Any:
+    def measured(name: str, measure: Callable[[], T], otherwise: T) -> T:
         try:
             return measure()
         except Exception as error:  # whatever other versions of the libraries raise
@@ -114,60 +116,63 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
             return otherwise
 
     nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
-    measures: dict[str, Callable[[], float]] = {
-        "exact": lambda: _off_policy_difference(trainer_class, model, fast_generation=False),
-        "upstream": lambda: _off_policy_difference(trainer_class, model, **AS_TRL),
-        MERGED: _merged_difference,
-    }
     with proving():
         result = measured("exact", lambda: compare_with_trl(trainer_class, model), nothing)
-        differences = {name: measured(name, measure, math.inf) for name, measure in measures.items()}
-    differences["exact"] = max(differences["exact"], result.gradient_difference)
+        # Gradients can only be compared on the same completions, so transformers' loop samples them.
+        planned = measured(
+            "exact", lambda: _off_policy_difference(trainer_class, model, fast_generation=False), math.inf
+        )
+        as_trl = measured("upstream", lambda: _off_policy_difference(trainer_class, model, **AS_TRL), math.inf)
+        merged = measured(MERGED, _merged_difference, math.inf)
+    differences = {"exact": max(planned, result.gradient_difference), "upstream": as_trl, MERGED: merged}
     parts = {str(part): reason for part, reason in result.parts.items()}
     if result.equal_tokens < 1:
         wrong = f"{1 - result.equal_tokens:.0%} of the completions are not those of transformers' own loop"
-        parts |= {str(part): wrong for part in GENERATION}
+        parts |= dict.fromkeys(map(str, GENERATION), wrong)
     seconds = round(time.perf_counter() - started, 1)
     return HostProof(dict(hosts), parts, result.equal_tokens, differences, errors, seconds)
 
 
-def _off_policy_difference(trainer_class: Callable[..., Any], model: Any, **settings: Any) -> float:
+def _off_policy_difference(trainer_class: Callable[..., Any], model: PreTrainedModel, **settings: Any) -> float:
     """Compare with stock TRL in two optimizer steps of one generation, the second of them off-policy.
 
-    Ours has twice the divisor at twice the learning rate, and twice the KL weight, halfway through its warm-up in the
-    second step. Its steps equal TRL's only if TRL's loss reads divisor and KL weight where this package puts them. The
-    KL term has no gradient in the first step, in which the policy is the reference.
+    Our trainer has twice the divisor at twice the learning rate, and twice the KL weight, halfway through its warm-up
+    in the second step. Its steps equal TRL's only if TRL's loss reads divisor and KL weight where this package puts
+    them. The KL term has no gradient in the first step, in which the policy is the reference.
     """
     learning_rate = 0.1
     beta = 4.0
-    length = SETTINGS["max_completion_length"]
-    common: dict[str, Any] = {"gradient_accumulation_steps": 1, "num_iterations": 2}
-    of_trl = {**SETTINGS, **common, "beta": beta, "learning_rate": learning_rate}
-    del of_trl["run_log"]
+    two_steps: dict[str, Any] = {"gradient_accumulation_steps": 1, "num_iterations": 2}
+    stock_settings = SETTINGS | two_steps
+    del stock_settings["run_log"]  # a field of this package
+    stock_settings |= {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "use_bias_correction_kl": False,
+        "beta": beta,
+        "learning_rate": learning_rate,
+    }
     stock = record(
         GRPOTrainer,
         GRPOConfig,
         model=copy.deepcopy(model),
         reward=example_reward,
         prompts=PROMPTS_OF_A_RUN,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        use_bias_correction_kl=False,
-        **of_trl,
+        **stock_settings,
     )
-    ours = train_briefly(
+    doubled = train_briefly(
         trainer_class,
-        copy.deepcopy(model),
-        **common,
-        loss_normalizer=2 * length,
+        model,
+        **two_steps,
+        loss_normalizer=2 * SETTINGS["max_completion_length"],
         learning_rate=2 * learning_rate,
         beta=2 * beta,
         beta_warmup_steps=4,
         **settings,
     )
-    if ours.completions != stock.completions:
+    if doubled.completions != stock.completions:
         raise ValueError("the completions are not those of stock TRL, though transformers' loop generates")
-    return largest_difference(ours, stock, factor=2)
+    return largest_difference(doubled, stock, factor=2)
 
 
 def _merged_difference() -> float:
@@ -194,5 +199,5 @@ def _merged_difference() -> float:
     base.load_state_dict(merged)
     ids = torch.arange(1, 33)[None] % len(tokenizer)
     with torch.no_grad():
-        apart = (base.eval()(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max().item()
-    return max(apart, report.max_logit_difference) / report.max_logit
+        difference = (base.eval()(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max().item()
+    return max(difference, report.max_logit_difference) / report.max_logit

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
 from trl_drgrpo.features.fast_path.pack_layout import rows_of
 from trl_drgrpo.features.fast_path.speed import Speed
@@ -56,7 +56,7 @@ class PlainHeadOutput:
     aux_loss: None = None
 
 
-def use_plain_lm_head(model: Any) -> None:
+def use_plain_lm_head(model: torch.nn.Module) -> None:
     """Serve TRL's fused head by a plain log-softmax in the model's own dtype, for calculations in float64.
 
     TRL 1.16 computes per-token log-probabilities in a chunked kernel that is float32 whatever the model is. The
@@ -68,15 +68,21 @@ def use_plain_lm_head(model: Any) -> None:
     """
     fused_forward = model.forward
 
-    @functools.wraps(fused_forward)
-    def forward(*args, fused_lm_head=False, labels: Any = None, shift_labels: Any = None, **kwargs):
+    @functools.wraps(fused_forward)  # with its signature, from which transformers reads what a batch may hold
+    def forward(
+        *args,
+        fused_lm_head=False,
+        labels: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        **kwargs,
+    ):
         if not fused_lm_head:
             return fused_forward(*args, labels=labels, **kwargs)
-        kwargs.update(use_cache=False)
+        kwargs["use_cache"] = False
         logits = fused_forward(*args, **kwargs).logits
         if shift_labels is None:
             logits = logits[:, :-1]
-            shift_labels = labels[:, 1:]
+            shift_labels = labels[:, 1:]  # type: ignore[index]  # TRL passes one of the two
         log_probs = logits.log_softmax(dim=-1)  # (B, T - 1, V)
         unscored = shift_labels == -100
         token_log_probs = log_probs.gather(-1, shift_labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -131,7 +137,7 @@ class Recording:
         return [completion for rollouts in self.rollouts for completion in rollouts.completions]
 
 
-def build_policy(lora: bool) -> tuple[Any, Any]:
+def build_policy(lora: bool) -> tuple[Any, PreTrainedTokenizerFast]:
     """Return the tiny model in float64, with random adapters if asked for, and its tokenizer."""
     tokenizer = tiny_tokenizer()
     model = in_double_precision(tiny_model(tokenizer))
@@ -157,7 +163,7 @@ def record(
     *,
     lora: bool = False,
     plain_head: bool = False,
-    model: Any = None,
+    model: PreTrainedModel | None = None,
     reward: Callable[[list[list[int]]], Sequence[float | None]] | None = None,
     prompts: Sequence[str] = PROMPTS,
     trainer_arguments: dict[str, Any] | None = None,
@@ -181,13 +187,15 @@ def record(
     """
     steps: list[OptimizerStep] = []
     rollouts: list[Rollouts] = []
-    if model is None:
-        model, tokenizer = build_policy(lora)
-    else:
-        tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer()
+    policy: Any = model  # or PEFT's wrapper of one
+    if policy is None:
+        policy = build_policy(lora)[0]
 
     def snapshot() -> Weights:
-        return {name: p.detach().clone() for name, p in model.named_parameters() if "ref" not in name.split(".")}
+        # Without the adapter "ref", TRL's copy of the one that is trained: it never changes.
+        named = policy.named_parameters()
+        return {name: weight.detach().clone() for name, weight in named if "ref" not in name.split(".")}
 
     def recorded_reward(prompts, completion_ids, **kwargs):
         rewards = list((reward or completion_reward)(completion_ids))
@@ -197,9 +205,10 @@ def record(
     def recorded_loss(model, inputs, *args, **kwargs):
         loss = compute_loss(model, inputs, *args, **kwargs)
         steps[-1].losses.append(loss.item())
-        rows: list[Row] = [(row.prompt, row.completion) for row in rows_of(token_batch(inputs))]  # type: ignore
-        steps[-1].rows.extend((row, rollouts[-1]) for row in rows)
-        rollouts[-1].trained.update(rows)
+        for tokens in rows_of(token_batch(inputs)):
+            row = (tokens.prompt, tokens.completion)
+            steps[-1].rows.append((row, rollouts[-1]))  # type: ignore[arg-type]
+            rollouts[-1].trained[row] += 1  # type: ignore[index]
         rollouts[-1].micro_batches += 1
         return loss
 
@@ -207,9 +216,10 @@ def record(
         def on_step_begin(self, args, state, control, **kwargs):
             steps.append(OptimizerStep())
 
+        # Here, because the gradients are complete, and the optimizer has not moved the weights yet.
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
             steps[-1].weights = snapshot()
-            for name, parameter in model.named_parameters():
+            for name, parameter in policy.named_parameters():
                 if parameter.requires_grad:
                     gradient = parameter.grad
                     if gradient is None:  # no row of the step had an advantage
@@ -219,10 +229,10 @@ def record(
     initial_weights = snapshot()
     with tempfile.TemporaryDirectory() as folder:
         if settings.get("beta") and not lora:
-            model.save_pretrained(f"{folder}/base")  # stock TRL loads the reference from there
-            model.config._name_or_path = f"{folder}/base"
+            policy.save_pretrained(f"{folder}/base")  # stock TRL loads the reference from there
+            policy.config._name_or_path = f"{folder}/base"
         trainer = trainer_class(
-            model=model,
+            model=policy,
             reward_funcs=recorded_reward,
             args=config_class(output_dir=f"{folder}/run", **settings),
             train_dataset=Dataset.from_dict({"prompt": list(prompts)}),
@@ -232,18 +242,18 @@ def record(
         )
         trainer.remove_callback(PrinterCallback)
         fast_path = getattr(trainer, "fast_path", None)  # stock TRL has none
-        if trainer.ref_model is not None and fast_path is None and model.dtype == torch.float64:
+        if trainer.ref_model is not None and fast_path is None and policy.dtype == torch.float64:
             in_double_precision(trainer.ref_model)  # loaded from disk, so without what the policy was given
         if plain_head:
-            for served in (model.get_base_model() if lora else model, trainer.ref_model):
-                if served is not None:
-                    use_plain_lm_head(served)
+            use_plain_lm_head(policy.get_base_model() if lora else policy)
+            if trainer.ref_model is not None:
+                use_plain_lm_head(trainer.ref_model)
         # So that micro-batches stay planned, unless the loss that is watched is somebody's own.
         vars(recorded_loss)["watches_only"] = "compute_loss" not in getattr(trainer, "own_losses", ())
         compute_loss = trainer.compute_loss
         trainer.compute_loss = recorded_loss
         trainer.train()
-    return Recording(steps, initial_weights, rollouts, None if fast_path is None else fast_path.speed)
+    return Recording(steps, initial_weights, rollouts, speed=getattr(fast_path, "speed", None))
 
 
 def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
@@ -259,6 +269,7 @@ def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
 def largest_difference(recording: Recording, expected: Recording, factor: float = 1.0) -> float:
     """Relative difference between a recording's gradients times `factor` and the expected ones, the worst of the
     optimizer steps."""
-    pairs = zip(recording.steps, expected.steps, strict=True)
-    differences = [relative_difference(factor * step.gradient, exact.gradient) for step, exact in pairs]
-    return max(differences, default=math.inf)
+    differences = []
+    for step, expected_step in zip(recording.steps, expected.steps, strict=True):
+        differences.append(relative_difference(factor * step.gradient, expected_step.gradient))
+    return max(differences, default=math.inf)  # without a step nothing was compared

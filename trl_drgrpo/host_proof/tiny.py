@@ -4,12 +4,14 @@ Byte-level BPE without merges (256 bytes and three special tokens) and a randoml
 parameters: no download, every string tokenizes, and the model runs through the same code as a large one.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -23,7 +25,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         [`~transformers.PreTrainedTokenizerFast`]: `eos_token` is `<|im_end|>`, `pad_token` is `<|pad|>`; pads left.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    vocabulary = {character: i for i, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     fast = PreTrainedTokenizerFast(
@@ -69,7 +72,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCau
         return Qwen2ForCausalLM(config)
 
 
-def in_double_precision(model: Any) -> Any:
+def in_double_precision(model: Model) -> Model:
     """The model in float64 all the way: transformers computes RMS norms and rotary angles in float32 by itself.
 
     Without this, two runs that differ in padding agree to 1e-7 at best, however exact everything else is.
@@ -81,8 +84,10 @@ def in_double_precision(model: Any) -> Any:
         The same model.
     """
     model.double()
+    child: Any  # a module of transformers, with attributes that torch does not know
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            # By name: their classes are of three families, and only the name of their modules is the same.
             if type(child).__name__ in ("Qwen2RMSNorm", "Qwen3RMSNorm", "LlamaRMSNorm"):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
                 norm.weight = child.weight
@@ -95,7 +100,7 @@ def in_double_precision(model: Any) -> Any:
 class _RotaryInDouble(torch.nn.Module):
     """Rotary angles in float64, from the frequencies of transformers' own module."""
 
-    def __init__(self, rotary: Any):
+    def __init__(self, rotary: Qwen2RotaryEmbedding):
         super().__init__()
         self.frequencies = rotary.inv_freq.double()
         self.scaling = rotary.attention_scaling

@@ -4,9 +4,11 @@ Curves, samples and differences are computed here and nowhere else, so that the 
 made to be passed on: its texts name no folder of the machine that the run was on.
 """
 
+import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -38,7 +40,7 @@ _FOLDERS = re.compile(
 _A_PATH = re.compile(r"(?:file://)?(?:~|[A-Za-z]:)?[/\\]")
 
 
-def without_folders(value: Any) -> Any:
+def without_folders(value: object) -> Any:
     r"""
     Cut absolute paths in the texts of a value, also inside lists and dictionaries, to their last part.
 
@@ -73,36 +75,22 @@ def shareable(run: Run) -> Run:
     return replace(run, warnings=warnings, **{name: without_folders(getattr(run, name)) for name in names})
 
 
-def evaluations_of(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the evaluations of a run, the oldest first.
-
-    Args:
-        run_dir (`str` or `Path`): Its output folder.
-
-    Returns:
-        `list[dict]`: `title`, `head`, `rows` (cells as text), `notes` and `date` of each; unreadable files
-        are left out.
-    """
+def shown_evaluations(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `title`, `head`, `rows` (cells as text), `notes` and `date` of results of `trl-drgrpo eval`."""
     evaluations = []
-    for content in _results_of(run_dir):
-        try:
+    for content in results:
+        # A file that somebody edited is left out; the others are shown.
+        with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):
             head, rows = table(content)
-            evaluations.append(
-                {
-                    "title": title(content),
-                    "head": head,
-                    "rows": rows,
-                    "notes": notes(content),
-                    "date": content["date"],
-                }
-            )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            continue  # a file that somebody edited; the others are shown
+            evaluation = {
+                "title": title(content),
+                "head": head,
+                "rows": rows,
+                "notes": notes(content),
+                "date": content["date"],
+            }
+            evaluations.append(evaluation)
     return evaluations
-
-
-def _results_of(run_dir: str | Path) -> list[dict[str, Any]]:
-    return read_results(Path(run_dir) / LOG_FOLDER / "evaluations")
 
 
 def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bool = True) -> dict[str, Any]:
@@ -127,8 +115,12 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
     points = None
     if thin:
         num_curves = sum(map(len, trained))
+        # A chart shows no more than 1,000 points; fewer than 60 would hide the course of a run.
         points = max(60, min(1000, CURVE_POINTS // max(1, num_curves)))
-    budget = COMPLETION_BYTES // len(runs)
+    budget = COMPLETION_BYTES // len(runs)  # an equal part for each run, however long
+    run_entries = []
+    for run, curves in zip(runs, trained, strict=True):
+        run_entries.append(_run(run, curves, points, budget, max_groups))
     return {
         "format": FORMAT,
         "made_by": f"trl-drgrpo {__version__}",
@@ -139,7 +131,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         "settings_table": settings_table(runs),
         "window": tenth_of(curves.values() for curves in trained),
         "final_table": final_table(panels, trained),
-        "runs": [_run(run, curves, points, budget, max_groups) for run, curves in zip(runs, trained, strict=True)],
+        "runs": run_entries,
     }
 
 
@@ -147,26 +139,34 @@ def _run(
     run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
 ) -> dict[str, Any]:
     groups, text_limit = sample_groups(run.completions, budget, max_groups)
+    results = read_results(Path(run.path) / LOG_FOLDER / "evaluations")
     try:
-        numbers = without_folders(headline(run, curves, _results_of(run.path)))
+        numbers = without_folders(headline(run, curves, results))
     except (KeyError, TypeError, ValueError, AttributeError):  # somebody edited an evaluation
         numbers = headline(run, curves)
-    thinned = curves if points is None else curves_of(run.logged, "train", points)
+    thinned = curves
+    if points is not None:
+        thinned = curves_of(run.logged, "train", points)
     evals = curves_of(run.logged, "eval", points)
+    # By difficulty there is a chart of its own, made of curves that are not thinned.
+    drawn = {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)}
+    groups_total = 0
+    if run.completions:
+        groups_total = run.completions.groups  # asked after the sampling, which finds damaged ones
     return {
         **{field: getattr(run, field) for field in _SHOWN_AS_READ},
         "last_step": max((entry.step for entry in run.logged), default=0),
         "headline": numbers,
-        "curves": {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)},
+        "curves": drawn,
         "axes": axes_of(run.logged, run.resumed_at),
         "mean_of": max((curve.mean_of for curve in thinned.values()), default=1),
         "eval_curves": {name: curve.as_json() for name, curve in evals.items()},
         "difficulty": difficulty(curves),
-        "evaluations": without_folders(evaluations_of(run.path)),
-        "warnings": [vars(warning) for warning in run.warnings],
-        "groups_total": run.completions.groups if run.completions else 0,
+        "evaluations": without_folders(shown_evaluations(results)),
+        "warnings": list(map(vars, run.warnings)),
+        "groups_total": groups_total,
         "text_limit": text_limit,
-        "groups": [group_json(group) for group in groups],
+        "groups": list(map(group_json, groups)),
     }
 
 
@@ -180,34 +180,36 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     thinned.
     """
 
-    def by_bucket(kind: str) -> dict[str, Curve | None]:
-        return {bucket: curves.get(difficulty_metric(kind, bucket)) for bucket in BUCKETS}
+    def by_bucket(kind: str) -> dict[str, Curve]:
+        metrics = {bucket: difficulty_metric(kind, bucket) for bucket in BUCKETS}
+        return {bucket: curves[name] for bucket, name in metrics.items() if name in curves}
 
     def means(kind: str, missing: float | None) -> dict[str, float | None]:
-        means_of_buckets: dict[str, float | None] = dict.fromkeys(BUCKETS, missing)
-        is_logged = False
-        for bucket, curve in by_bucket(kind).items():
-            if curve:
-                is_logged = True
-                means_of_buckets[bucket] = rounded(mean(curve.values), 4)
-        return means_of_buckets if is_logged else {}
+        logged = {bucket: rounded(mean(curve.values), 4) for bucket, curve in by_bucket(kind).items()}
+        if not logged:
+            return {}
+        return dict.fromkeys(BUCKETS, missing) | logged
 
     shares = by_bucket("groups_frac")
-    # The columns follow the bucket that was logged most often.
-    steps = max((curve.steps for curve in shares.values() if curve), key=len, default=None)
-    if steps is None:
+    if not shares:
         return None
-    size = -(-len(steps) // _HEAT_COLUMNS)
+    # The columns follow the bucket that was logged most often.
+    steps = max((curve.steps for curve in shares.values()), key=len)
+    size = math.ceil(len(steps) / _HEAT_COLUMNS)
     columns = [steps[start : start + size] for start in range(0, len(steps), size)]
-    groups = {}
+    groups: dict[str, list[float | None]] = {bucket: [None] * len(columns) for bucket in BUCKETS}
     for bucket, curve in shares.items():
-        share_at = dict(zip(curve.steps, curve.values, strict=True)) if curve else {}
+        share_at = dict(zip(curve.steps, curve.values, strict=True))
         groups[bucket] = [rounded(mean(list(map(share_at.get, column))), 3) for column in columns]
-    gradient_weights = {kind: means(kind, 0.0) for kind in _GRADIENT_WEIGHT_KINDS}
+    gradient_weights = {}
+    for kind in _GRADIENT_WEIGHT_KINDS:
+        weights = means(kind, 0.0)
+        if weights:
+            gradient_weights[kind] = weights
     return {
         "steps": [column[-1] for column in columns],
         "groups": groups,
-        "gradient_weight": {kind: weights for kind, weights in gradient_weights.items() if weights},
+        "gradient_weight": gradient_weights,
         "keep_probability": means("keep_probability", None),
     }
 
@@ -238,30 +240,36 @@ def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) ->
     window = tenth_of(curves.values() for curves in trained)
     for panel in panels:
         for line in panel.lines:
-            row: dict[str, Any] = {
-                "name": f"{panel.title}, {line.label}" if line.label else panel.title,
-                "unit": panel.unit,
-                "role": line.role,
-                "share": panel.share,
-                "first": [],
-                "last": [],
-                "change": [],
-                "end": [],
-            }
-            base = None
-            for i, curves in enumerate(trained):
-                first = last = change = end = None
-                curve = next((curves[name] for name in line.metrics if name in curves), None)
+            name = panel.title
+            if line.label:
+                name += f", {line.label}"
+            firsts: list[float | None] = []
+            lasts: list[float | None] = []
+            ends: list[float | None] = []
+            for curves in trained:
+                first = last = end = None
+                curve = next((curves[metric] for metric in line.metrics if metric in curves), None)
                 if curve is not None:
                     first, last = map(number, ends_of(curve, window))
-                    _, end = ends_of(curve, 1)
-                if i == 0:
-                    base = last
-                elif base is not None and last is not None:
-                    change = last - base
-                row["first"].append(rounded(first, 4))
-                row["last"].append(rounded(last, 4))
-                row["change"].append(rounded(change, 3))
-                row["end"].append(rounded(end, 4))
-            rows.append(row)
+                    end = ends_of(curve, 1)[1]
+                firsts.append(rounded(first, 4))
+                lasts.append(last)
+                ends.append(rounded(end, 4))
+            # Before rounding: a difference of two rounded numbers would have no digits left.
+            changes: list[float | None] = [None] * len(lasts)
+            for i, last in enumerate(lasts[1:], 1):
+                if last is not None and lasts[0] is not None:
+                    changes[i] = rounded(last - lasts[0], 3)
+            rows.append(
+                {
+                    "name": name,
+                    "unit": panel.unit,
+                    "role": line.role,
+                    "share": panel.share,
+                    "first": firsts,
+                    "last": [rounded(last, 4) for last in lasts],
+                    "change": changes,
+                    "end": ends,
+                }
+            )
     return rows

@@ -37,7 +37,7 @@ class Curve:
 
     def as_json(self) -> list[list[Any]]:
         """Return steps and values, rounded to the digits that can be seen."""
-        return [self.steps, [rounded(value) for value in self.values]]
+        return [self.steps, list(map(rounded, self.values))]
 
 
 def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> dict[str, Curve]:
@@ -59,28 +59,31 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
                 name = name.removeprefix("eval_")
             values[name][entry.step] = value
     curves = {}
-    for name in sorted(values):
-        if any(value is not None for value in values[name].values()):
-            curves[name] = _curve(sorted(values[name].items()), points)
+    for name, value_at in sorted(values.items()):
+        steps = sorted(value_at)
+        logged_values = [value_at[step] for step in steps]
+        if logged_values.count(None) < len(steps):
+            curves[name] = _curve(steps, logged_values, points)
     return curves
 
 
-def _curve(points_of_curve: Sequence[tuple[int, float | None]], points: int | None) -> Curve:
+def _curve(steps: list[int], values: list[float | None], points: int | None) -> Curve:
     """Thin a curve to at most `points` points, and put gaps where steps are missing."""
-    steps = [step for step, _ in points_of_curve]
-    values = [value for _, value in points_of_curve]
     size = 1
     last = len(steps) - 1
     if points is not None and last >= points:
         size = math.ceil(last / max(1, points - 1))
+        starts = range(0, last, size)
         # The newest value stands alone, since it is the one that is read.
-        bins = [*(slice(start, min(start + size, last)) for start in range(0, last, size)), slice(last, None)]
-        values = [mean(values[members]) for members in bins]
-        steps = [steps[members][-1] for members in bins]
+        values = [*(mean(values[start : min(start + size, last)]) for start in starts), values[last]]
+        steps = [*(steps[min(start + size, last) - 1] for start in starts), steps[last]]
     distances = [after - before for before, after in pairwise(steps)]
-    usual = statistics.median(distances) if distances else 0
-    for position in range(len(steps) - 1, 0, -1):  # a stretch without entries is a gap, not a straight line
-        if distances[position - 1] > max(_HOLE * usual, 2):
+    longest = 2
+    if distances:
+        longest = max(_HOLE * statistics.median(distances), 2)
+    # A longer stretch without entries is a gap, not a straight line. From the end on: an insertion moves what follows.
+    for position in range(len(steps) - 1, 0, -1):
+        if distances[position - 1] > longest:
             steps.insert(position, steps[position - 1] + 1)
             values.insert(position, None)
     return Curve(steps, values, size)
@@ -117,21 +120,16 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
         passed.append((next_step - step, seconds))
     paces = [seconds / steps for steps, seconds in passed if steps and seconds]
     pace = statistics.median(paces or [0.0])
-    total = 0.0
-    times = [(step, total) for step, _ in clocks[:1]]
-    for (step, _), (steps, seconds) in zip(clocks[1:], passed, strict=True):
-        total += seconds or pace * steps  # across a pause at the usual pace
-        times.append((step, total))
+    seconds_passed = accumulate((seconds or pace * steps for steps, seconds in passed), initial=0.0)
+    times = [(step, total) for (step, _), total in zip(clocks, seconds_passed, strict=False)]  # none without a clock
     axes = {}
     for name, readings in (("tokens", tokens), ("time", times)):
         steps = [step for step, _ in readings]
         values = list(accumulate((value for _, value in readings), max))
         if len(values) > 1 and values[-1] > values[0]:
             stride = math.ceil(len(values) / points)
-            axes[name] = [
-                [*steps[:-1:stride], steps[-1]],
-                [rounded(value, 7) for value in (*values[:-1:stride], values[-1])],
-            ]
+            thinned = [*values[:-1:stride], values[-1]]
+            axes[name] = [[*steps[:-1:stride], steps[-1]], [rounded(value, 7) for value in thinned]]
     return axes
 
 
@@ -174,12 +172,16 @@ def tenth_of(runs: Iterable[Iterable[Curve]]) -> int:
 def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of the values that are not `None`; `None` if there are none."""
     numbers = [value for value in values if value is not None]
-    return statistics.fmean(numbers) if numbers else None
+    if not numbers:
+        return None
+    return statistics.fmean(numbers)
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
     """Round a number to so many significant digits."""
-    return None if value is None else float(f"{value:.{digits}g}")
+    if value is None:
+        return None
+    return float(f"{value:.{digits}g}")
 
 
 def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -195,28 +197,37 @@ def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, An
         `dict`: A number as in [`headline`], with the measurement in `origin`. `None` where nothing was measured, or
         where the training evaluated several splits, which TRL logs under one name.
     """
-    number: dict[str, Any] = {"name": "Held-out accuracy", "unit": "", "share": True, "steps": [], "last_tenth": None}
+    number = _logged("Held-out accuracy", None, share=True)
     for content in reversed(evaluations):
         data = content["dataset"]
         rates = {model["role"]: model["pass_at"].get("1", {}).get("value") for model in content["models"]}
         if data["split"] != "train" and None not in (rates.get("baseline"), rates.get("model")):
-            origin = f"baseline and model on {data['name']}, split {data['split']}: {data['prompts']:,} prompts"
-            return {**number, "first": rounded(rates["baseline"]), "last": rounded(rates["model"]), "origin": origin}
-    names = {name for entry in run.logged for name in entry.metrics if re.fullmatch("eval_(.+_)?runtime", name)}
+            number |= {"first": rounded(rates["baseline"]), "last": rounded(rates["model"])}
+            number["origin"] = (
+                f"baseline and model on {data['name']}, split {data['split']}: {data['prompts']:,} prompts"
+            )
+            return number
+    # TRL logs every evaluation's runtime, with the name of its split where there are several.
+    names = set()
+    for entry in run.logged:
+        names.update(name for name in entry.metrics if re.fullmatch("eval_(.+_)?runtime", name))
     curves = curves_of(run.logged, "eval")
-    curve = curves.get("drgrpo/pass_rate") or (None if PROCESS_ONLY in curves else curves.get("reward"))
+    curve = curves.get("drgrpo/pass_rate")
+    if curve is None and PROCESS_ONLY not in curves:
+        number |= {"name": "Held-out reward", "share": False}
+        curve = curves.get("reward")
     if curve is None or len(names) > 1:
         return None
-    if "drgrpo/pass_rate" not in curves:
-        number |= {"name": "Held-out reward", "share": False}
-    start, *later = known_points(curve)
+    (step, value), *later = known_points(curve)
     if not later:
-        origin = f"evaluation at step {start[0]}"
-        return {**number, "steps": [start[0]], "first": None, "last": rounded(start[1]), "origin": origin}
-    end = later[-1]
-    origin = f"evaluations at steps {start[0]} and {end[0]}"
-    ends = {"first": rounded(start[1]), "last": rounded(end[1])}
-    return {**number, "steps": [start[0], end[0]], **ends, "origin": origin}
+        return number | {"steps": [step], "last": rounded(value), "origin": f"evaluation at step {step}"}
+    last_step, last_value = later[-1]
+    return number | {
+        "steps": [step, last_step],
+        "first": rounded(value),
+        "last": rounded(last_value),
+        "origin": f"evaluations at steps {step} and {last_step}",
+    }
 
 
 def headline(
@@ -236,36 +247,48 @@ def headline(
         `last` (values logged at these steps; `first` is `None` for a mean over all of them) and `last_tenth` (mean of
         the last tenth of the values). `last` is `None` where nothing was logged or recorded.
     """
-    rate = curves.get("drgrpo/pass_rate")
-    speed = curves.get("time/tokens_per_s")
-    dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
-    live = dead and Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
-    warned = None if run.kind == "trl" else len(run.warnings)  # plain TRL gives none of our warnings
-    mean_speed = {"last": rounded(_over_time(speed, curves))} if speed else {}
     outcome = _logged("Reward", curves.get("reward"))
-    if rate:
-        outcome = _logged("Pass rate", rate, share=True)
+    if "drgrpo/pass_rate" in curves:
+        outcome = _logged("Pass rate", curves["drgrpo/pass_rate"], share=True)
     elif PROCESS_ONLY in curves:
         outcome = _logged("Step reward", curves.get("process/reward_mean"))
+    live = None
+    dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
+    if dead is not None:
+        live = Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
+    speed_curve = curves.get("time/tokens_per_s")
+    speed = _logged("Speed", speed_curve, unit="tokens/s") | {"first": None, "last_tenth": None}
+    if speed_curve is not None:
+        speed["last"] = rounded(_over_time(speed_curve, curves))
+    warnings = _logged("Warnings", None)
+    if run.kind != "trl":  # plain TRL gives none of our warnings
+        warnings["last"] = len(run.warnings)
     numbers = [
         held_out(run, evaluations),
         outcome,
         _logged("Mean length", curves.get("completions/mean_length"), unit="tokens"),
         _logged("Live groups", live, share=True),
-        {**_logged("Speed", speed, unit="tokens/s"), "first": None, "last_tenth": None, **mean_speed},
-        {**_logged("Warnings", None), "last": warned},
+        speed,
+        warnings,
     ]
     return list(filter(None, numbers))
 
 
 def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False) -> dict[str, Any]:
     """Return a number of the first screen: the first and the last value of a curve, as logged."""
-    number: dict[str, Any] = {"name": name, "unit": unit, "share": share, "steps": [], "first": None, "last": None}
-    number["last_tenth"] = None
+    number: dict[str, Any] = {
+        "name": name,
+        "unit": unit,
+        "share": share,
+        "steps": [],
+        "first": None,
+        "last": None,
+        "last_tenth": None,
+    }
     if curve is not None:
         start, first = known_points(curve)[0]
         end, last = known_points(curve)[-1]
-        _, last_tenth = ends_of(curve, tenth_of([[curve]]))
+        last_tenth = ends_of(curve, tenth_of([[curve]]))[1]
         number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
         number["last_tenth"] = rounded(last_tenth)
     return number
@@ -281,11 +304,15 @@ def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
     # A logged value is the mean over all steps since the one before, unless some are missing in the log.
     counts = [step - before for before, step in pairwise([0, *rates.steps])]
     usual = statistics.median(counts)
-    work = []
-    spans = []
+    work = 0.0
+    total = 0.0
     for rate, step, count in zip(rates.values, rates.steps, counts, strict=True):
+        if count > _HOLE * usual:
+            count = usual
         if rate is not None:
-            spans.append(seconds[step] * (count if count <= _HOLE * usual else usual))
-            work.append(rate * spans[-1])
-    total = sum(spans)
-    return sum(work) / total if total else mean(rates.values)
+            span = seconds[step] * count
+            total += span
+            work += rate * span
+    if not total:
+        return mean(rates.values)
+    return work / total

@@ -46,14 +46,18 @@ def sample_groups(
         chosen = _fill(order, completions, budget, limit)
         if len(chosen) >= min(len(order), ENOUGH_GROUPS):
             break
-    return sorted((chosen[number] for number in sorted(chosen)), key=lambda group: group.step), limit
+    groups = [chosen[number] for number in sorted(chosen)]
+    return sorted(groups, key=lambda group: group.step), limit  # stable: by number within a step
 
 
 def _order(completions: Completions) -> list[int]:
     """Return the numbers of the groups that can be shown, in the order in which they are tried."""
     extremes = {number: _extremes(group) for number, group in completions.looked_at()}  # the newest first
     numbers = list(extremes)
-    tops = [sorted(numbers, key=lambda n: (extremes[n][kind], n), reverse=True)[:_EXTREMES] for kind in range(4)]
+    tops = []
+    for kind in range(4):
+        ranked = sorted(((extremes[number][kind], number) for number in numbers), reverse=True)
+        tops.append([number for _, number in ranked[:_EXTREMES]])
     # The first of every kind, then the second of every kind, and so on.
     extreme_numbers = chain(*zip(*tops, strict=True))
     turns = zip_longest(numbers, spread(numbers), extreme_numbers)
@@ -77,8 +81,8 @@ def spread(items: Sequence[int]) -> list[int]:
     """
     # Positions in the order of their reversed bits: 0, 1/2, 1/4, 3/4, 1/8 and so on of the way.
     bits = max(1, (len(items) - 1).bit_length())
-    positions = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
-    return [items[position] for position in positions if position < len(items)]
+    order = sorted(range(len(items)), key=lambda i: f"{i:0{bits}b}"[::-1])
+    return [items[position] for position in order]
 
 
 def _fill(order: Sequence[int], completions: Completions, budget: int, limit: int) -> dict[int, Group]:
@@ -90,15 +94,15 @@ def _fill(order: Sequence[int], completions: Completions, budget: int, limit: in
         if group is None:
             continue
         group = shortened(group, limit)
-        size = len(embedded(group_json(group)).encode())
+        size = len(embedded(group_json(group)).encode())  # as it will stand in the page
         if size <= budget:
             budget -= size
             chosen[number] = group
             failed = 0
-        else:
-            failed += 1
-            if failed == 10:
-                break
+            continue
+        failed += 1
+        if failed == 10:
+            break
     return chosen
 
 
@@ -142,18 +146,19 @@ def _extremes(group: Group) -> tuple[float, float, float, float]:
     rewards = []
     for row in group.rows:
         length = max(length, row.length or len(row.text))
-        advantage = max([advantage, *(abs(span.advantage or 0.0) for span in row.spans)])
+        for span in row.spans:
+            advantage = max(advantage, abs(span.advantage or 0.0))
         failed += [row.reward, *row.rewards.values()].count(None)
         if row.reward is not None:
             rewards.append(row.reward)
-    return length, advantage, failed, -min(rewards, default=0.0)
+    return length, advantage, failed, -min(rewards, default=0.0)  # the largest of each kind is the extreme one
 
 
 def group_json(group: Group) -> dict[str, Any]:
     """Return plain JSON of a group. There are many spans, so they leave out defaults; `tree` where the group forks."""
-    value = {**vars(group), "rows": []}
+    value = vars(group) | {"rows": []}
     for row in group.rows:
-        value["rows"].append({**vars(row), "spans": list(map(_short, row.spans))})
+        value["rows"].append(vars(row) | {"spans": list(map(_short, row.spans))})
     if group.forks:
         value["tree"] = fork_tree(group)
     return value
@@ -177,27 +182,35 @@ def _siblings(rows: Sequence[Row], forks: Sequence[int], level: int, within: ran
     return [_node(rows, forks, level, range(first, first + leaves)) for first in within[::leaves]]
 
 
-def _node(rows: Sequence[Row], forks: Sequence[int], level: int, of: range) -> dict[str, Any]:
+def _node(rows: Sequence[Row], forks: Sequence[int], level: int, leaves: range) -> dict[str, Any]:
+    """Return the node whose completions are the rows `leaves`."""
     spans = {}
     rewards = []
     is_cut = False
-    for row in of:
-        spans[row] = [span for span in rows[row].spans if (span.level or 0) == level]
-        is_cut = is_cut or any((span.level or 0) > level for span in rows[row].spans)
-        reward = rows[row].reward
-        if reward is not None:
-            rewards.append(reward)
+    for leaf in leaves:
+        row = rows[leaf]
+        spans[leaf] = [span for span in row.spans if (span.level or 0) == level]
+        is_cut = is_cut or any((span.level or 0) > level for span in row.spans)
+        if row.reward is not None:
+            rewards.append(row.reward)
     # A shared stretch is trained in one of its rows, whose spans carry the advantages; masked rows come next.
-    shown = max(of, key=lambda row: (any(not span.masked for span in spans[row]), bool(spans[row])))
+    shown = max(leaves, key=lambda leaf: (any(not span.masked for span in spans[leaf]), bool(spans[leaf])))
     advantages = [span.advantage for span in spans[shown] if span.advantage is not None and not span.masked]
-    return {
+    node: dict[str, Any] = {
         "level": level,
-        "rows": [of.start, of.stop],
+        "rows": [leaves.start, leaves.stop],
         "shown": shown,
-        "reward": statistics.fmean(rewards) if rewards else None,
-        "advantages": [min(advantages), max(advantages)] if advantages else [],
-        "branches": _siblings(rows, forks[1:], level + 1, of) if is_cut and forks else [],
+        "reward": None,
+        "advantages": [],
+        "branches": [],
     }
+    if rewards:
+        node["reward"] = statistics.fmean(rewards)
+    if advantages:
+        node["advantages"] = [min(advantages), max(advantages)]
+    if is_cut and forks:
+        node["branches"] = _siblings(rows, forks[1:], level + 1, leaves)
+    return node
 
 
 def _short(span: Span) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trl_drgrpo.common import markdown
 from trl_drgrpo.common.drawing import COLORS, ROLES, draw_trend, new_figure, save_figure, smoothed
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile("[<>&\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\uffff\ud800-\udfff]")
 
 
-def embedded(value: Any) -> str:
+def embedded(value: object) -> str:
     r"""
     Return a value as JSON, encodable as UTF-8, that may stand in a `<script type="application/json">` element.
 
@@ -69,8 +71,17 @@ def visible(text: object) -> str:
 _BEGINNING = 300  # characters of a completion in Markdown
 
 _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "charts.js", "tools.js", "difficulty.js", "detail.js")
-_SCRIPTS += ("completions.js", "group_widget.js", "page.js")
+_SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    "dom.js",
+    "charts.js",
+    "tools.js",
+    "difficulty.js",
+    "detail.js",
+    "completions.js",
+    "group_widget.js",
+    "page.js",
+)
 _PAGE_DATA = ("buckets", "panels", "other_metrics")
 # Parts of a run that the template writes and no script reads.
 _WRITTEN = ("status", "headline", "facts", "formula", "objective", "right", "notes", "mean_of", "evaluations")
@@ -83,6 +94,7 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
     """
     from markupsafe import Markup
 
+    # Hashed as they stand in their elements: the policy of the page admits these two texts and nothing else.
     style = _joined(_STYLES)
     uplot_license = _joined(("uplot/LICENSE",))  # must go with copies of its code
     script = f'"use strict";\n/*\nuPlot: {uplot_license}*/\n{_joined(_SCRIPTS)}'
@@ -107,7 +119,9 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
     `plot`: the picture in the same folder, `None` without matplotlib.
     """
-    name = plot.name if plot else ""
+    name = ""
+    if plot:
+        name = plot.name
     return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=name)
 
 
@@ -142,7 +156,7 @@ def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: i
     return f"{text[:_BEGINNING]} [...]"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Write a value of a table as text. `None` is a dash; numbers have at most six significant digits."""
     if value is None:
         return "–"
@@ -225,8 +239,8 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
                 color = ROLES.get(line["role"], COLORS[number % len(COLORS)])
                 dash = "-"
                 label = line["label"]
-            drawn_values = [math.nan if value is None else value for value in values]
-            draw_trend(axes, steps, drawn_values, smoothed(values), color, _plain(label) or None, dash)
+            with_gaps = np.array(values, dtype=np.float64)  # None becomes NaN
+            draw_trend(axes, steps, with_gaps, smoothed(values), color, _plain(label) or None, dash)
         for warning in run["warnings"]:
             axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))
 

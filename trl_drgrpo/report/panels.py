@@ -99,8 +99,13 @@ PANELS = (
         dict(zip(("shortest quarter", "second", "third", "longest quarter"), QUARTERS, strict=True)),
         "What token losses are multiplied by. Curves that part are a length bias: take token_truncate.",
     ),
-    _panel("Weight by correctness", _WEIGHT, {each: f"sampling/weight_{each}_mean" for each in _ROLES}),
-    _panel("Time per phase", "seconds", {p: f"time/{p}_s" for p in ("generate", "score", "train")}, stacked=True),
+    _panel("Weight by correctness", _WEIGHT, {role: f"sampling/weight_{role}_mean" for role in _ROLES}),
+    _panel(
+        "Time per phase",
+        "seconds",
+        {phase: f"time/{phase}_s" for phase in ("generate", "score", "train")},
+        stacked=True,
+    ),
     _panel("Speed", "tokens per second", "time/tokens_per_s"),
     _panel("Effective group size", "completions", "drgrpo/effective_group_size"),
     _panel("Useful tokens", "share of what ran", "drgrpo/useful_token_frac", share=True),
@@ -189,7 +194,10 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
     """Return the logged metrics that neither a panel nor the heat map draws, sorted."""
-    drawn = {name for panel in panels for line in panel.lines for name in line.metrics}
+    drawn = set()
+    for panel in panels:
+        for line in panel.lines:
+            drawn.update(line.metrics)
     return sorted(name for name in metrics if name not in drawn and not name.startswith(BY_DIFFICULTY))
 
 
@@ -198,5 +206,6 @@ def difficulty_metric(kind: str, bucket: str) -> str:
 
     `kind`: `"groups_frac"`, `"gradient_weight_frac"`, `"gradient_weight_frac_grpo"` or `"keep_probability"`.
     """
-    group = "sampling" if kind == "keep_probability" else "difficulty"
-    return f"{group}/{kind}/{bucket}"
+    if kind == "keep_probability":
+        return f"sampling/{kind}/{bucket}"
+    return f"difficulty/{kind}/{bucket}"

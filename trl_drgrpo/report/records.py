@@ -25,15 +25,19 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.diagnostics.statistics import grpo_zscores
 from trl_drgrpo.rewards.scoring import TABLE_COLUMNS, read_parquet
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass
@@ -117,36 +121,49 @@ class Group:
     forks: list[int] = field(default_factory=list)
 
 
-def number(value: Any) -> float | None:
+# `True` is an `int` for Python: the two checks of numbers refuse it.
+
+
+def number(value: object) -> float | None:
     """Return a finite number unchanged, and `None` for anything else, also an integer beyond the range of floats."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if -sys.float_info.max <= value <= sys.float_info.max else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return value
+    return None
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Return an integer of at most 64 bits unchanged, and `None` for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return value
+    return None
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return a text unchanged, and anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def flag(value: Any) -> bool | None:
+def flag(value: object) -> bool | None:
     """Return a boolean unchanged, and `None` for anything else."""
-    return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return value
+    return None
 
 
-def listed(value: Any) -> list[Any]:
+def listed(value: object) -> list[Any]:
     """Return a list unchanged, and an empty one for anything else."""
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
     """Return a mapping unchanged, and an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def finish_group(group: Group) -> Group:
@@ -156,19 +173,16 @@ def finish_group(group: Group) -> Group:
     Rows without a reward are left out of the statistics and have no z-score; where all rewards are equal the z-scores
     are 0.
     """
-    rows = []
-    rewards = []
-    for row in group.rows:
-        if row.reward is not None:
-            rows.append(row)
-            rewards.append(row.reward)
+    rewards = [row.reward for row in group.rows if row.reward is not None]
     if group.baseline is None and rewards:
         group.baseline = statistics.fmean(rewards)
     if len(rewards) > 1:
         if group.std is None:
             group.std = statistics.stdev(rewards)
-        for row, zscore in zip(rows, grpo_zscores(rewards), strict=True):
-            row.zscore = zscore
+        zscores = iter(grpo_zscores(rewards))
+        for row in group.rows:
+            if row.reward is not None:
+                row.zscore = next(zscores)
     return group
 
 
@@ -182,11 +196,11 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; `None` for anything else, also for nesting beyond the stack."""
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(content.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            return value
+    return None
 
 
 class JsonLines:
@@ -207,6 +221,7 @@ class JsonLines:
         """Yield offset in the file and bytes of every line that is not empty."""
         if not self.path.is_file():
             return
+        # As bytes: offsets count them, and a character that a crash has torn must not end the reading.
         offset = 0
         with self.path.open("rb") as file:
             for line in file:
@@ -255,7 +270,7 @@ class Starts:
         self.began: float | None = None
         self.resumed_at: list[int] = []
         for time, step in self._starts:
-            if step == 0 or self.began is None:
+            if step == 0 or self.began is None:  # started anew: nothing from before counts
                 self.began = time
                 self.resumed_at = []
             else:
@@ -271,7 +286,7 @@ class Starts:
 PARSED_BYTES = 120_000_000  # two to three seconds of parsing
 NEWEST = 100  # groups that are looked at whatever their size
 
-# The keys of a line in the order in which the run log writes them.
+# The keys of a line in the order in which the run log writes them: the head is read without parsing the whole line.
 _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"mode":\s*"(\w+)",\s*"group":\s*(\d+)')
 
 
@@ -319,16 +334,14 @@ class RecordedCompletions:
     def looked_at(self) -> Iterator[tuple[int, Group]]:
         """Yield number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
         total = sum(size for _, size in self._entries)
-        stride = max(1, -(-total // self._parsed_bytes))
-        last = len(self._entries) - 1
-        newest = range(last, max(-1, last - NEWEST), -1)
-        earlier = range(last - NEWEST, -1, -stride)
-        for chosen in (*newest, *earlier):
-            group = self.load(chosen)
+        stride = max(1, math.ceil(total / self._parsed_bytes))
+        numbers = range(len(self._entries) - 1, -1, -1)
+        for position in (*numbers[:NEWEST], *numbers[NEWEST::stride]):
+            group = self.load(position)
             if group is None:
-                self._damaged.add(chosen)
+                self._damaged.add(position)
             else:
-                yield chosen, group
+                yield position, group
 
     def load(self, number: int) -> Group | None:
         """Read the group of that number; `None` if its line is damaged."""
@@ -336,7 +349,9 @@ class RecordedCompletions:
         with self._lines.path.open("rb") as file:
             file.seek(offset)
             value = self._lines.parse(file.read(size))
-        return None if value is None else group_of(value)
+        if value is None:
+            return None
+        return group_of(value)
 
     def _head(self, line: bytes) -> tuple[int, float | None, str, int] | None:
         """Return step, time, mode and group of a line."""
@@ -346,7 +361,10 @@ class RecordedCompletions:
                 self._lines.unreadable += 1
                 return None
             step, time, mode, group = match.groups()
-            return int(step), None if time == b"null" else float(time), mode.decode(), int(group)
+            seconds = None
+            if time != b"null":
+                seconds = float(time)
+            return int(step), seconds, mode.decode(), int(group)
         value = self._lines.parse(line)  # keys in another order: another tool wrote it
         if value is None:  # counted by `parse`
             return None
@@ -375,11 +393,14 @@ def group_of(value: dict[str, Any]) -> Group:
     )
 
 
-def _forks(value: Any, rows: int) -> list[int]:
-    """Return the branches at each level, if complete trees of them are as many rows."""
-    if not isinstance(value, list) or any((whole(branches) or 0) < 2 for branches in value):
+def _forks(value: object, rows: int) -> list[int]:
+    """Return the branches at each level, if complete trees of them are as many rows; else nothing."""
+    branches_of_levels = listed(value)
+    if not rows or any((whole(branches) or 0) < 2 for branches in branches_of_levels):
         return []
-    return value if rows and rows % math.prod(value) == 0 else []
+    if rows % math.prod(branches_of_levels):
+        return []
+    return branches_of_levels
 
 
 def _recorded_row(value: Mapping[str, Any]) -> Row:
@@ -406,7 +427,7 @@ def _recorded_row(value: Mapping[str, Any]) -> Row:
     )
 
 
-LOOKED_AT_ROWS = 120_000
+LOOKED_AT_ROWS = 120_000  # of a longer run every second group is looked at, or every third
 
 _FIXED = ("prompt", "completion", *TABLE_COLUMNS)
 
@@ -432,6 +453,7 @@ class SavedCompletions:
         unreadable = 0
         last_rows = None
         files = folder.glob("completions/completions_*.parquet")
+        # By length first: TRL pads steps to five digits, and a longer run has more.
         for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             try:
                 table = read_parquet(path, columns=("prompt", "completion"))
@@ -443,8 +465,8 @@ class SavedCompletions:
                 continue
             last_rows = rows
             self._rows += len(rows)
-            sizes = _group_sizes([str(prompt) for prompt, _ in rows])
-            self._groups += [(path, index) for index in range(len(sizes))]
+            for index, _ in enumerate(_group_sizes([str(prompt) for prompt, _ in rows])):
+                self._groups.append((path, index))
         if unreadable:
             self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
 
@@ -454,8 +476,8 @@ class SavedCompletions:
         return len(self._groups)
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """The newest checkpoint's `tokenizers.Tokenizer`; `None` if there is none."""
+    def tokenizer(self) -> "Tokenizer | None":
+        """The newest checkpoint's tokenizer; `None` if there is none."""
         from tokenizers import Tokenizer
 
         files = self._folder.glob("**/tokenizer.json")
@@ -468,9 +490,9 @@ class SavedCompletions:
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
         """Yield number and content of groups, spread evenly over the run, the newest first."""
-        stride = max(1, -(-self._rows // LOOKED_AT_ROWS))
-        for chosen in range(len(self._groups) - 1, -1, -stride):
-            yield chosen, self.load(chosen)
+        stride = max(1, math.ceil(self._rows / LOOKED_AT_ROWS))
+        for position in range(len(self._groups) - 1, -1, -stride):
+            yield position, self.load(position)
 
     def load(self, number: int) -> Group:
         """Read the group of that number."""
@@ -479,12 +501,13 @@ class SavedCompletions:
             self._open = (path, self._read_groups(path))
         group = self._open[1][index]
         if self.tokenizer is not None and any(row.length is None for row in group.rows):
+            # The end token is not in the saved text, so it is not counted either.
             encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
             for row, encoding in zip(group.rows, encoded, strict=True):
                 row.length = len(encoding.ids)
-        if self.one_is_correct:
-            for row in group.rows:
-                row.right = None if row.reward is None else row.reward == 1
+        for row in group.rows:
+            if self.one_is_correct and row.reward is not None:
+                row.right = row.reward == 1
         return group
 
     def _read_groups(self, path: Path) -> list[Group]:
@@ -503,7 +526,7 @@ class SavedCompletions:
 Completions = RecordedCompletions | SavedCompletions
 
 
-def conversation(value: Any) -> str:
+def conversation(value: object) -> str:
     """Return a prompt or completion (text, or messages) as text: a single message's content, several with roles."""
     if not isinstance(value, list):
         return text(value)
@@ -512,7 +535,9 @@ def conversation(value: Any) -> str:
     for message in map(mapping, value):
         contents.append(text(message.get("content")))
         lines.append(f"[{text(message.get('role', ''))}] {contents[-1]}")
-    return contents[0] if len(contents) == 1 else "\n".join(lines)
+    if len(contents) == 1:
+        return contents[0]
+    return "\n".join(lines)
 
 
 def _group_sizes(prompts: list[str]) -> list[int]:
@@ -520,7 +545,9 @@ def _group_sizes(prompts: list[str]) -> list[int]:
     runs = [len(list(same)) for _, same in groupby(prompts)]
     # All groups have one size, which divides every run. A gcd of 1 means that the runs are no groups of one size.
     size = math.gcd(*runs)
-    return [size] * (len(prompts) // size) if size > 1 else runs
+    if size < 2:
+        return runs
+    return [size] * (len(prompts) // size)
 
 
 def _row(row: dict[str, Any]) -> Row:
@@ -530,11 +557,10 @@ def _row(row: dict[str, Any]) -> Row:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if name not in _FIXED and (value is None or is_number):
             rewards[name] = number(value)
-    scored = [reward for reward in rewards.values() if reward is not None]
+    reward = None
+    scored = [value for value in rewards.values() if value is not None]
+    if scored:
+        reward = sum(scored)
     advantage = number(row.get("advantage"))
-    return Row(
-        spans=[Span(conversation(row["completion"]), advantage)],
-        rewards=rewards,
-        reward=sum(scored) if scored else None,
-        advantage=advantage,
-    )
+    spans = [Span(conversation(row["completion"]), advantage)]
+    return Row(spans=spans, rewards=rewards, reward=reward, advantage=advantage)

@@ -14,6 +14,7 @@ import math
 import time as clock
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,9 +98,11 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     if len({run.name for run in runs}) < len(runs):
         for run in runs:
             run.name = "/".join(Path(run.path).resolve().parts[-2:])
+    names = set()
     for position, run in enumerate(runs):
-        if any(run.name == earlier.name for earlier in runs[:position]):
-            run.name = f"{run.name} ({position + 1})"
+        if run.name in names:
+            run.name += f" ({position + 1})"
+        names.add(run.name)
     return runs
 
 
@@ -107,7 +110,9 @@ def read_run(folder: str | Path) -> Run:
     """Read one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors: see `read_runs`."""
     folder = Path(folder)
     if not folder.is_dir():
-        got = "a file" if folder.exists() else "nothing there"
+        got = "nothing there"
+        if folder.exists():
+            got = "a file"
         raise InputError(str(folder), got, "the output folder of a run", "Give the run's output_dir.")
     log = folder
     if folder.name != LOG_FOLDER:
@@ -132,14 +137,16 @@ def read_run_log(log: Path) -> Run:
     """Read the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
     notes: list[str] = []
     about = _about(log / RUN, notes)
-    entries = [mapping(start) for start in listed(about.get("starts")) if isinstance(start, dict)]
-    starts = records.Starts([(number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0) for entry in entries])
-    output_dir = log.resolve().parent
+    start_entries = [entry for entry in listed(about.get("starts")) if isinstance(entry, dict)]
+    times_and_steps = []
+    for entry in start_entries:
+        times_and_steps.append((number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0))
+    starts = records.Starts(times_and_steps)
     run = Run(
-        name=output_dir.name,
+        name=log.resolve().parent.name,
         path=str(log.parent),
         kind="trl-drgrpo",
-        facts=_facts(about, entries, starts.began),
+        facts=_facts(about, start_entries, starts.began),
         formula=[text(line) for line in listed(about.get("formula")) if isinstance(line, str)],
         objective=dict(mapping(about.get("objective"))),
         settings=dict(mapping(about.get("settings"))),
@@ -157,7 +164,8 @@ def read_run_log(log: Path) -> Run:
         run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
     completions = records.RecordedCompletions(log / COMPLETIONS, starts)
     _note_unreadable(completions.unreadable, COMPLETIONS, notes)
-    run.completions = completions if completions.groups else None
+    if completions.groups:
+        run.completions = completions
     run.status = _status(about, run.logged)
     return run
 
@@ -166,7 +174,9 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
     """Read `run.json`. Without it, return nothing and add a note."""
     about = read_object(path)
     if about is None:
-        problem = "cannot be read (cut off?)" if path.is_file() else "is missing"
+        problem = "is missing"
+        if path.is_file():
+            problem = "cannot be read (cut off?)"
         notes.append(f"run.json {problem}: objective and settings are not known.")
         return {}
     if about.get("format", FORMAT) != FORMAT:
@@ -175,9 +185,11 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
     return about
 
 
-def _facts(about: dict[str, Any], starts: list[Any], began: float | None) -> dict[str, str]:
+def _facts(about: dict[str, Any], starts: list[dict[str, Any]], began: float | None) -> dict[str, str]:
     """Return the facts for the head of the report, in its order."""
-    latest = starts[-1] if starts else {}
+    latest: dict[str, Any] = {}
+    if starts:
+        latest = starts[-1]
     facts = {
         "model": about.get("model"),
         "adapter": about.get("adapter"),
@@ -206,7 +218,7 @@ def _weighted(functions: Mapping[str, Any]) -> str:
     return " + ".join(terms)
 
 
-def _correctness(rule: Any) -> str:
+def _correctness(rule: Mapping[str, Any]) -> str:
     if "reward" not in rule:
         return ""
     reward = text(rule["reward"])
@@ -217,10 +229,11 @@ def _correctness(rule: Any) -> str:
 
 
 def _moment(time: float | None) -> str | None:
-    try:
-        return None if time is None else f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"
-    except (OverflowError, OSError, ValueError):
-        return None
+    # A time beyond the calendar, which anybody may have written, is none.
+    with suppress(OverflowError, OSError, ValueError):
+        if time is not None:
+            return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"
+    return None
 
 
 def _status(about: dict[str, Any], logged: list[Logged]) -> str:
@@ -262,7 +275,8 @@ def _entries(path: Path, starts: records.Starts, notes: list[str]) -> tuple[list
 
 def _note_unreadable(count: int, name: str, notes: list[str]) -> None:
     if count:
-        notes.append(f"{name}: {count} unreadable line{'s' if count > 1 else ''} (cut off or damaged), left out.")
+        lines = "lines" if count > 1 else "line"
+        notes.append(f"{name}: {count} unreadable {lines} (cut off or damaged), left out.")
 
 
 STATE_FILE = "trainer_state.json"
@@ -280,7 +294,7 @@ def read_plain_run(folder: Path) -> Run | None:
         return None
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
     run.notes.append("A run of plain TRL: it records no objective, settings, warnings or token advantages.")
-    states = []
+    states = {}
     torn = []
     for path in paths:
         name = str(path.relative_to(folder))
@@ -288,10 +302,12 @@ def read_plain_run(folder: Path) -> Run | None:
         if whole(state.get("global_step")) is None:
             torn.append(name)
         else:
-            states.append((state, name))
+            states[name] = state
     if torn:
         run.notes.append(f"{', '.join(torn)} cannot be read (cut off?) and was passed over.")
-    state, name = max(states, key=lambda candidate: candidate[0]["global_step"], default=({}, ""))
+    # A resumed run has several checkpoints; the state with the most steps holds the whole history.
+    name = max(states, key=lambda candidate: states[candidate]["global_step"], default="")
+    state = states.get(name, {})
     run.logged = list(filter(None, map(_logged, state.get("log_history") or [])))
     completions = records.SavedCompletions(folder)
     if completions.groups:
@@ -305,31 +321,37 @@ def read_plain_run(folder: Path) -> Run | None:
         run.facts = {"max_steps": str(state.get("max_steps")), "read from": name}
         step = whole(state.get("global_step"))
         last = whole(state.get("max_steps"))
-        run.status = f"finished at step {step}" if step == last else f"saved at step {step} of {last}"
+        run.status = f"saved at step {step} of {last}"
+        if step == last:
+            run.status = f"finished at step {step}"
     else:
         run.status = "no trainer state saved yet"
     return run
 
 
-def _logged(line: Any) -> Logged | None:
+def _logged(line: object) -> Logged | None:
     """Read an entry of `log_history`."""
-    step = whole(mapping(line).get("step"))
+    entry = mapping(line)
+    step = whole(entry.get("step"))
     if step is None:
         return None
-    metrics = {str(name): number(value) for name, value in line.items() if name not in _NOT_METRICS}
-    is_evaluation = any(name.startswith("eval_") for name in metrics)
-    return Logged(step, "eval" if is_evaluation else "train", metrics)
+    metrics = {str(name): number(value) for name, value in entry.items() if name not in _NOT_METRICS}
+    mode = "train"
+    if any(name.startswith("eval_") for name in metrics):
+        mode = "eval"
+    return Logged(step, mode, metrics)
 
 
 def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -> list[Logged]:
     """Put derived metrics into the log: into their step's first entry, or into a new one. Logged values win."""
+    # Reversed, so that of several entries of a step the first one is kept.
     first_entries = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
     for step, metrics in derived.items():
-        if step in first_entries:
-            entry = first_entries[step]
-            entry.metrics = metrics | entry.metrics
-        else:
+        entry = first_entries.get(step)
+        if entry is None:
             logged.append(Logged(step, "train", metrics))
+        else:
+            entry.metrics = metrics | entry.metrics
     return sorted(logged, key=lambda entry: entry.step)
 
 
@@ -346,8 +368,8 @@ def derived_metrics(completions: records.SavedCompletions) -> tuple[dict[int, di
             if row.reward not in (0, 1, None):
                 note = "Some rewards are neither 0 nor 1, so correct and incorrect completions are not told apart."
                 return {}, [note]
-            several_rewards = several_rewards or len(row.rewards) > 1
-            has_lengths = has_lengths or row.length is not None
+            several_rewards |= len(row.rewards) > 1
+            has_lengths |= row.length is not None
         batches[group.step].append(group)
     notes = [
         "Correct = reward 1. Pass rates, dead groups, lengths and difficulty are computed from saved completions."
@@ -376,7 +398,8 @@ def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
             continue
         sizes.append(len(group.rows))
         for row in group.rows:
-            lengths.append(row.length or 0)
+            length = row.length or 0
+            lengths.append(length)
             if row.reward is None:
                 rewards.append(math.nan)
                 gradient_weights.append(0.0)
@@ -384,7 +407,7 @@ def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
             else:
                 rewards.append(row.reward)
                 # Dr. GRPO would weigh each token of a row with |r - mean|.
-                gradient_weights.append(abs(row.reward - (group.baseline or 0.0)) * lengths[-1])
+                gradient_weights.append(abs(row.reward - (group.baseline or 0.0)) * length)
                 correct.append(row.reward == 1)
     if not sizes:
         return {}

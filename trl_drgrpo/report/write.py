@@ -9,14 +9,13 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from trl_drgrpo.common.disk import check_file, is_stream, room_needed, write_whole
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.common.file_states import file_states
 from trl_drgrpo.report.contents import report_contents
 from trl_drgrpo.report.page import draw_figure, html_page, markdown_page
 from trl_drgrpo.report.run_folders import LOG_FOLDER, read_runs
@@ -49,12 +48,16 @@ def write_report(
     Raises:
         [`InputError`]: A folder is no run, the format is unknown, or the file cannot be written.
     """
-    folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
+    if isinstance(run_dirs, (str, Path)):
+        run_dirs = [run_dirs]
+    folders = list(run_dirs)
     if format not in FORMATS:
         raise InputError("format", repr(format), f"one of {', '.join(FORMATS)}", "html is the default.")
     if max_groups is not None and max_groups < 0:
         raise InputError("max_groups", str(max_groups), "0 or larger", "Leave it out to show what fits.")
-    path = default_output(folders, format) if output is None else Path(output)
+    if output is None:
+        output = default_output(folders, format)
+    path = Path(output)
     check_file("output", str(path))
     if format == "md" and not is_stream(path):
         check_file("output", str(path.with_suffix(".png")))
@@ -68,7 +71,9 @@ def write_report(
         if format == "json":
             report = json.dumps(contents, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
         elif format == "md":
-            picture = None if is_stream(path) else draw_figure(contents, path.with_suffix(".png"))
+            picture = None
+            if not is_stream(path):
+                picture = draw_figure(contents, path.with_suffix(".png"))
             report = markdown_page(contents, picture)
         else:
             report = html_page(contents)
@@ -93,8 +98,13 @@ def default_output(run_dirs: Sequence[str | Path], format: str) -> Path:
 
 HOST = "127.0.0.1"
 # Files in the folder of a run that a report is made from.
-_READ = ("*.json*", f"{LOG_FOLDER}/*.json*", f"{LOG_FOLDER}/evaluations/*.json")
-_READ += ("checkpoint-*/trainer_state.json", "completions/*.parquet")
+_READ = (
+    "*.json*",
+    f"{LOG_FOLDER}/*.json*",
+    f"{LOG_FOLDER}/evaluations/*.json",
+    "checkpoint-*/trainer_state.json",
+    "completions/*.parquet",
+)
 
 
 class FollowServer(ThreadingHTTPServer):
@@ -127,25 +137,16 @@ class FollowServer(ThreadingHTTPServer):
 
     def now(self) -> tuple[str, bytes]:
         """Return version and page. Two versions are the same if no file of the runs has changed."""
-        with self._lock:
-            version = f'"{hash(tuple(self._files())):x}"'
+        with self._lock:  # two open tabs must not read the runs twice at once
+            states = [tuple(file_states(folder, _READ)) for folder in self._folders]
+            version = f'"{hash(tuple(states)):x}"'
             if version != self._version:
                 page = html_page(report_contents(read_runs(self._folders), self._max_groups), version)
                 self._version = version
                 self._page = page.encode("utf-8", errors="backslashreplace")
             return self._version, self._page
 
-    def _files(self) -> list[tuple[str, int, int]]:
-        """Return name, size and time of the files that a report is made from."""
-        states = []
-        for folder in self._folders:
-            for path in chain(*map(folder.glob, _READ)):
-                with suppress(OSError):  # deleted just now
-                    state = path.stat()
-                    states.append((str(path), state.st_size, state.st_mtime_ns))
-        return sorted(states)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         """Report errors of a request, except that the browser went away."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
@@ -176,12 +177,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, page, version)
 
     def _answer(self, status: int, body: bytes, version: str | None = None) -> None:
-        kind = "html" if status == 200 else "plain"
+        kind = "plain"
+        if status == 200:
+            kind = "html"
         self.send_response(status)
         self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
         if status != 304:
             self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", "no-store")  # completions stay out of the browser's disk cache
         self.send_header("X-Content-Type-Options", "nosniff")
         if version is not None:
             self.send_header("ETag", version)

@@ -24,15 +24,29 @@ least one correct one goes through the step; false, if there are only incorrect 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.rows import check_prompt_rows
+from trl_drgrpo.process_rewards.continuations import Sampler
 from trl_drgrpo.search.problem import Branch, Node, Problem, SearchSettings, check_values
 from trl_drgrpo.search.strategies import Appraiser, beam, best_of_n, puct
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 Row = dict[str, Any]
-OWN_COLUMNS = ("steps", "labels", "values", "visits", "prm_scores")
-OWN_COLUMNS += ("outcome", "correct", "selected", "finish_reason", "search")
+OWN_COLUMNS = (
+    "steps",
+    "labels",
+    "values",
+    "visits",
+    "prm_scores",
+    "outcome",
+    "correct",
+    "selected",
+    "finish_reason",
+    "search",
+)
 _COUNTS = ("sampled_tokens", "kept_tokens", "prompt_tokens")  # of a problem's budget
 
 
@@ -55,14 +69,16 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         verdict = appraiser.accepted(leaf)
         if verdict is not None:
             for step in leaf.path():
-                labels[step] = labels.get(step, False) or bool(verdict)
+                labels[step] = labels.get(step, False) or verdict
         value = appraiser.value(leaf)
-        keys[leaf] = (-math.inf if value is None else value, leaf.samples)
-    selected = max(leaves, key=keys.__getitem__)
+        if value is None:
+            value = -math.inf
+        keys[leaf] = (value, leaf.samples)
+    selected = max(leaves, key=keys.__getitem__)  # the first one among equals
     counts = {name: getattr(problem.budget, name) for name in _COUNTS}
     rows = []
     for number, leaf in enumerate(leaves):
-        steps = leaf.readable_path()
+        steps = leaf.readable_path()  # without a closing step, which has no text to label
         row: Row = {
             "prompt": problem.prompt,
             **problem.columns,
@@ -74,10 +90,9 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         }
         if appraiser.prm is not None:
             row["prm_scores"] = [step.score for step in steps]
-        verdict = appraiser.accepted(leaf)
         row |= {
             "outcome": leaf.outcome,
-            "correct": None if verdict is None else bool(verdict),
+            "correct": appraiser.accepted(leaf),
             "selected": leaf is selected,
             "finish_reason": leaf.finish,
             "search": {"problem": problem.index, "row": number, "rows": len(leaves), **counts},
@@ -137,13 +152,14 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 Searching = Generator[list[Branch], "list[Node | None]", None]
-_STRATEGIES: dict[str, Callable[[Problem], Searching]] = {"best_of_n": best_of_n, "beam": beam, "puct": puct}
+Strategy = Callable[[Problem], Searching]
+_STRATEGIES: dict[str, Strategy] = {"best_of_n": best_of_n, "beam": beam, "puct": puct}
 
 
 def collect(
     rows: Sequence[Mapping[str, Any]],
-    model: Any,
-    tokenizer: Any = None,
+    model: "str | PreTrainedModel",
+    tokenizer: "str | PreTrainedTokenizerBase | None" = None,
     *,
     verifier: Callable | None = None,
     prm: Callable | None = None,
@@ -175,27 +191,36 @@ def collect(
         `InputError`: A setting out of range, no source of values, rows that do not fit.
         `RewardError`: A verifier or process reward model that fails; the rows of earlier groups were given.
     """
-    chosen = SearchSettings(**settings)
+    search_settings = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
     from trl_drgrpo.process_rewards.loading import load_model, load_tokenizer
     from trl_drgrpo.search.sampling import ServerSampler, StepEnd, StepSampler
 
-    tokenizer = load_tokenizer(model, tokenizer)
-    step_end = StepEnd(chosen.segmenter(), tokenizer)
-    sampling: dict[str, Any] = {"temperature": chosen.temperature, "top_p": chosen.top_p, "top_k": 0}
+    loaded_tokenizer = load_tokenizer(model, tokenizer)
+    step_end = StepEnd(search_settings.segmenter(), loaded_tokenizer)
+    batch_size = search_settings.batch_size
+    sampling: dict[str, Any] = {
+        "temperature": search_settings.temperature,
+        "top_p": search_settings.top_p,
+        "top_k": 0,
+    }
     if vllm_server_base_url is None:
-        loaded = load_model(model, "AutoModelForCausalLM")
-        sampler: Any = StepSampler(loaded, step_end, {**sampling, "do_sample": True}, chosen.batch_size)
+        sampling["do_sample"] = True
+        sampler: Sampler = StepSampler(load_model(model, "AutoModelForCausalLM"), step_end, sampling, batch_size)
     else:
         # All fields are stated, since a server takes a missing one from the model's own configuration.
         sampling |= {"min_p": 0.0, "repetition_penalty": 1.0}
-        sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, chosen.batch_size)
-    return search_rows(rows, sampler, tokenizer, Appraiser(chosen, verifier, prm), first)
+        sampler = ServerSampler(vllm_server_base_url, str(model), step_end, sampling, batch_size)
+    return search_rows(rows, sampler, loaded_tokenizer, Appraiser(search_settings, verifier, prm), first)
 
 
 def search_rows(
-    rows: Sequence[Mapping[str, Any]], sampler: Callable, tokenizer: Any, appraiser: Appraiser, first: int = 0
+    rows: Sequence[Mapping[str, Any]],
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    appraiser: Appraiser,
+    first: int = 0,
 ) -> Iterator[list[Row]]:
     """Collect rows from parts that are built already, see [`collect`]."""
     settings = appraiser.settings
@@ -208,24 +233,25 @@ def search_rows(
             yield rows_of(problem, appraiser)
 
 
-def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, strategy: Callable) -> None:
+def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, strategy: Strategy) -> None:
     """Search problems side by side: each round samples and judges for all of them at once."""
     searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)  # `None` begins a generator
     while answers:
-        branches_of: dict[Problem, list[Branch]] = {}
+        paid_requests = []  # problem, branch and request of every continuation that the budgets pay for
+        next_answers: dict[Problem, list[Node | None]] = {}
         for problem, answer in answers.items():
             with suppress(StopIteration):  # its search has ended
-                branches_of[problem] = searches[problem].send(answer)
-        answers = {problem: [] for problem in branches_of}
-        paid = []
-        for problem, branches in branches_of.items():
-            paid += [(problem, branch, request) for branch, request in problem.requests(branches)]
-        if not paid:  # empty answers tell the strategies that the budget is spent
+                branches = searches[problem].send(answer)
+                next_answers[problem] = []
+                for branch, request in problem.requests(branches):
+                    paid_requests.append((problem, branch, request))
+        answers = next_answers
+        if not paid_requests:  # empty answers tell the strategies that the budget is spent
             continue
         nodes: list[tuple[Problem, Node]] = []
-        sampled = sampler([request for _, _, request in paid])
-        for (problem, branch, request), continuations in zip(paid, sampled, strict=True):
+        sampled = sampler([request for _, _, request in paid_requests])
+        for (problem, branch, request), continuations in zip(paid_requests, sampled, strict=True):
             for continuation in continuations:
                 node = problem.grow(branch, request, continuation)
                 answers[problem].append(node)
@@ -234,7 +260,7 @@ def _search(group: Sequence[Problem], sampler: Callable, appraiser: Appraiser, s
         appraiser.appraise(nodes)
 
 
-def _to_a_completion(problem: Problem, strategy: Callable[[Problem], Searching]) -> Searching:
+def _to_a_completion(problem: Problem, strategy: Strategy) -> Searching:
     """Run a strategy. Where it has finished no completion, ask for the one for which tokens were reserved."""
     yield from strategy(problem)
     if not problem.budget.has_finished:

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import RANGES, Range, positive, refuse_outside, whole
@@ -24,6 +24,9 @@ from trl_drgrpo.process_rewards.prm_inputs import Cleaner, completion_like, prom
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import segmenter_without_turns
 from trl_drgrpo.rewards.contract import OnError, check_on_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(eq=False, slots=True)
@@ -69,11 +72,14 @@ class Node:
     @property
     def mean(self) -> float | None:
         """Mean of the values backed up; None before the first."""
-        return self.total / self.visits if self.visits else None
+        if not self.visits:
+            return None
+        return self.total / self.visits
 
     def add(self, token_ids: tuple[int, ...], raw: str, text: str, finish: str) -> "tuple[Node, bool]":
         """Return the child with this step, and whether it is new. A step sampled again counts, and adds no node."""
         for child in self.children:
+            # By text, not by tokens: a reader sees no difference between two tokenizations of a step.
             if (child.text, child.finish) == (text, finish):
                 child.samples += 1
                 return child, False
@@ -84,8 +90,8 @@ class Node:
     def path(self) -> list["Node"]:
         """Return the steps from the first one to this one; empty for the root."""
         nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.parent is not None:
+        node = self
+        while node.parent is not None:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
@@ -107,7 +113,7 @@ class Node:
 
     def leaves(self) -> Iterator["Node"]:
         """Yield the finished completions below, in the order in which their branches were sampled first."""
-        stack: list[Node] = [self]
+        stack: list[Node] = [self]  # not recursive: a path may have more steps than Python's stack has frames
         while stack:
             node = stack.pop()
             if node.finish:
@@ -192,7 +198,7 @@ class SearchSettings:
         return segmenter_without_turns(self.step_separator)
 
 
-def check_values(verifier: Any, prm: Any) -> None:
+def check_values(verifier: object, prm: object) -> None:
     """Refuse a search with neither a verifier nor a process reward model."""
     if verifier is None and prm is None:
         expected = "a verifier (reward_funcs), a process reward model (prm), or both"
@@ -225,11 +231,11 @@ class Budget:
         """Tokens that are not sampled yet."""
         return self.limit - self.sampled_tokens
 
-    def whole(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
+    def whole(self, counts: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
         """Plan continuations to the end: their number in each place, and the limit of their length.
 
         Args:
-            wanted (`Sequence[int]`): Continuations that are asked for, by place.
+            counts (`Sequence[int]`): Continuations that are asked for, by place.
             rooms (`Sequence[int]`): Tokens that a completion has room for there.
 
         Returns:
@@ -245,12 +251,14 @@ class Budget:
         """
         tokens_left = self.left
         paid = []
-        for count, room in zip(wanted, rooms, strict=True):
-            paid.append((min(count, tokens_left // room), room))
-            tokens_left -= paid[-1][0] * room
+        for count, room in zip(counts, rooms, strict=True):
+            # Paid in full, as if every continuation were as long as it can be.
+            count = min(count, tokens_left // room)
+            tokens_left -= count * room
+            paid.append((count, room))
         return paid
 
-    def steps(self, wanted: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
+    def steps(self, counts: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, int]]:
         """Grant continuations of one step, which share the remaining tokens equally; see [`whole`][Budget.whole].
 
         Example:
@@ -264,10 +272,10 @@ class Budget:
         free = self.left
         if not self.has_finished:  # reserve the tokens of one completion
             free -= self.longest
-        part = max(free, 0) // max(sum(wanted), 1)
+        part = max(free, 0) // max(sum(counts), 1)
         if part == 0:
-            wanted = [0] * len(wanted)
-        return [(count, min(part, room)) for count, room in zip(wanted, rooms, strict=True)]
+            counts = [0] * len(counts)
+        return [(count, min(part, room)) for count, room in zip(counts, rooms, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -296,7 +304,14 @@ class Problem:
         by_steps (`bool`): Whether values come from a process reward model, so that single steps can be compared.
     """
 
-    def __init__(self, index: int, row: Mapping[str, Any], tokenizer: Any, settings: SearchSettings, by_steps: bool):
+    def __init__(
+        self,
+        index: int,
+        row: Mapping[str, Any],
+        tokenizer: "PreTrainedTokenizerBase",
+        settings: SearchSettings,
+        by_steps: bool,
+    ):
         self.index = index
         self.prompt = row["prompt"]
         self.columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
@@ -313,6 +328,7 @@ class Problem:
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
         """Return the branches that the budget pays for, with the sampler's requests."""
         self._rounds += 1
+        # All branches of a round are of one kind.
         pay = self.budget.steps
         if branches and branches[0].to_end:
             pay = self.budget.whole
@@ -337,7 +353,7 @@ class Problem:
 
     def completion(self, node: Node) -> Any:
         """Return the completion up to a node, decoded as in TRL, in the form of the prompt: text, or one message."""
-        text = self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True)
+        text = str(self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True))
         return completion_like(self.prompt, text)
 
     def grow(self, branch: Branch, request: Request, continuation: Continuation) -> Node | None:
@@ -366,16 +382,20 @@ class Problem:
             step_ids = ids[begin : end + 1]
             # Decoded behind all tokens before it: decoders may drop a space at the beginning of a text.
             raw = self._decode(before + step_ids)[len(self._decode(before)) :]
-            node, is_new = node.add(step_ids, raw, self._cleaner.bare(raw), finish if end == ends[-1] else "")
+            step_finish = ""
+            if end == ends[-1]:
+                step_finish = finish
+            node, is_new = node.add(step_ids, raw, self._cleaner.bare(raw), step_finish)
             if is_new:
                 self.budget.kept_tokens += len(step_ids)
             before += step_ids
             begin = end + 1
-        self.budget.has_finished = self.budget.has_finished or bool(node.finish)
+        # From now on no tokens are reserved for a first completion.
+        self.budget.has_finished |= bool(node.finish)
         return node
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def best_unfinished(self) -> Node:
         """Return the end of the best path, which always goes to the child with the highest mean value."""
@@ -388,4 +408,6 @@ class Problem:
 def rank(node: Node) -> tuple[float, int]:
     """Return the sort key of siblings and paths: mean value, then visits. Among equals the first sampled is first."""
     mean = node.mean
-    return (-math.inf if mean is None else mean, node.visits)
+    if mean is None:
+        mean = -math.inf
+    return mean, node.visits

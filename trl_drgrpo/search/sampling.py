@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import VLLM_RANKS
@@ -46,7 +46,7 @@ class StepEnd:
         tokenizer (`PreTrainedTokenizerBase`): The model's.
     """
 
-    def __init__(self, segmenter: StepSegmenter, tokenizer: Any):
+    def __init__(self, segmenter: StepSegmenter, tokenizer: PreTrainedTokenizerBase):
         self.segmenter = segmenter
         self.tokenizer = tokenizer
         # A separator can be complete only with a token that holds its last character, or a part of it. This spares
@@ -59,7 +59,7 @@ class StepEnd:
             closing.add(REPLACEMENT)
         self._may_close = cache(lambda token: not closing or not closing.isdisjoint(tokenizer.decode([token])))
         # A letter that may follow any text.
-        self._letter = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]).isalnum())
+        self._letter = next(i for i in range(len(tokenizer)) if str(tokenizer.decode([i])).isalnum())
 
     def __call__(self, token_ids: Sequence[int], new: int = 1) -> int | None:
         """Return the number of tokens in the first step; None while it is not complete.
@@ -73,9 +73,13 @@ class StepEnd:
             return None
         # One more token, since the segmenter takes the last step for incomplete. A rule that looks ahead reads it, so
         # there it is a token that the model wrote.
-        following = self._letter if self.segmenter.rule.by_prefix else ids[0]
+        following = ids[0]
+        if self.segmenter.rule.by_prefix:
+            following = self._letter
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
-        return end if end <= len(ids) else None
+        if end > len(ids):
+            return None
+        return end
 
     def ended(self, tokens: Sequence[int], request: Request, has_stopped: bool, new: int = 1) -> Continuation | None:
         """Return the continuation of these tokens; None while it goes on.
@@ -102,7 +106,7 @@ class StepSampler(ModelSampler):
         step_end ([`StepEnd`]): Finds the ends of steps.
     """
 
-    def __init__(self, model: Any, step_end: StepEnd, generation: Mapping[str, Any], batch_size: int):
+    def __init__(self, model: PreTrainedModel, step_end: StepEnd, generation: Mapping[str, Any], batch_size: int):
         super().__init__(model, step_end.tokenizer, generation, batch_size)
         self.step_end = step_end
 
@@ -115,6 +119,8 @@ class StepSampler(ModelSampler):
 class _Watch(StoppingCriteria):
     """Ends each row by itself, and stores its tokens up to its end."""
 
+    # transformers pads a row that has ended until the last one has: the tokens behind its end are not the model's.
+
     def __init__(self, rows: Sequence[Request], step_end: StepEnd, eos: frozenset[int]):
         self.rows = rows
         self.step_end = step_end
@@ -122,12 +128,13 @@ class _Watch(StoppingCriteria):
         self.tokens: list[list[int]] = [[] for _ in rows]
         self.continuations: list[Continuation | None] = [None] * len(rows)
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: torch.LongTensor, scores: object, **kwargs: Any) -> torch.BoolTensor:
         for i, token in enumerate(input_ids[:, -1].tolist()):
             if self.continuations[i] is None:
                 self.tokens[i].append(token)
                 self.continuations[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
-        return torch.tensor([continuation is not None for continuation in self.continuations], device=input_ids.device)
+        has_ended = [continuation is not None for continuation in self.continuations]
+        return torch.tensor(has_ended, device=input_ids.device)  # type: ignore[return-value]
 
 
 _CHUNK = 64  # tokens of a request for a step, where its end cannot be sent as a stop string
@@ -181,13 +188,18 @@ class ServerSampler:
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
         tokens: list[int] = []
         while True:
-            tokens_left = request.limit - len(tokens)
-            body = {"model": self.endpoint.model, "prompt": [*request.prefix, *tokens], "seed": seed, **self.sampling}
-            if not request.to_end and self.stops:
-                body |= {"stop": self.stops, "include_stop_str_in_output": True}
-            if not request.to_end and not self.stops:
-                tokens_left = min(tokens_left, _CHUNK)
-            body["max_tokens"] = tokens_left
+            body = {
+                "model": self.endpoint.model,
+                "prompt": [*request.prefix, *tokens],
+                "seed": seed,
+                "max_tokens": request.limit - len(tokens),
+                **self.sampling,
+            }
+            if not request.to_end:
+                if self.stops:
+                    body |= {"stop": self.stops, "include_stop_str_in_output": True}
+                else:
+                    body["max_tokens"] = min(body["max_tokens"], _CHUNK)
             new, has_stopped = self._read(await session.post("completions", body))
             tokens += new
             seed += 1  # the next chunk must not repeat the draws of this one
@@ -195,7 +207,7 @@ class ServerSampler:
             if continuation is not None:
                 return continuation
 
-    def _read(self, reply: Any) -> tuple[list[int], bool]:
+    def _read(self, reply: dict[str, Any]) -> tuple[list[int], bool]:
         """Return the new tokens, and whether the model ended the completion."""
         try:
             choice = reply["choices"][0]
@@ -206,7 +218,7 @@ class ServerSampler:
             raise RequestFailed("a reply without token_ids (vLLM gives them since 0.10.2)") from None
         if not ids and not has_stopped:
             raise RequestFailed("a reply without a token")
-        return ids or [self.step_end.tokenizer.eos_token_id], has_stopped
+        return ids or [self.step_end.tokenizer.eos_token_id], has_stopped  # type: ignore[return-value]
 
 
 # Adapters on a server ------------------------------------------------------------------------------------------------
@@ -220,6 +232,7 @@ class AdapterRefused(Exception):
 
 def serve_command(model: str, rank: int, options: str = "") -> str:
     """Return the command that starts a server for adapters of this rank on a model."""
+    # vLLM takes these ranks alone: the smallest that is large enough.
     offered = next((offered_rank for offered_rank in VLLM_RANKS if offered_rank >= rank), VLLM_RANKS[-1])
     variables = "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     logprobs = "--logprobs-mode processed_logprobs --max-logprobs -1"
@@ -243,7 +256,7 @@ def unload_adapter(base_url: str, name: str) -> None:
         _post(base_url, "unload_lora_adapter", {"lora_name": name}, seconds=5.0)
 
 
-def served_name(owner: Any, base_url: str, model: str) -> str:
+def served_name(owner: object, base_url: str, model: str) -> str:
     """Return the name under which a server has a model.
 
     A local adapter is loaded, until `owner` is gone; any other model has its own name. Where the server does not load

@@ -53,10 +53,13 @@ class Appraiser:
     """
 
     def __init__(self, settings: SearchSettings, verifier: Callable | None, prm: Callable | None):
-        on_error = settings.on_reward_error
         self.settings = settings
-        self.verifier = None if verifier is None else checked_reward(verifier, on_error)
-        self.prm = None if prm is None else StepScorer([prm], settings.segmenter(), on_error=on_error)
+        self.verifier = None
+        if verifier is not None:
+            self.verifier = checked_reward(verifier, settings.on_reward_error)
+        self.prm = None
+        if prm is not None:
+            self.prm = StepScorer([prm], settings.segmenter(), on_error=settings.on_reward_error)
 
     def appraise(self, ends: Ends) -> None:
         """Judge the ends of continuations and back their values up.
@@ -64,15 +67,15 @@ class Appraiser:
         Args:
             ends (sequence of pairs): For each sampled continuation its problem and the node where it ends.
         """
-        # Equal continuations end in one node: it is judged once, but backed up once for each of them.
-        different_ends = {id(node): (problem, node) for problem, node in ends}.values()
         unscored = []
         unverified = []
-        for problem, node in different_ends:
+        # Equal continuations end in one node: it is judged once, but backed up once for each of them.
+        for end in dict.fromkeys(ends):
+            node = end[1]
             if node.readable_path() and not all(step.is_scored for step in node.path()):
-                unscored.append((problem, node))
+                unscored.append(end)
             if node.finish and not node.is_verified:
-                unverified.append((problem, node))
+                unverified.append(end)
         if self.prm is not None and unscored:
             self._score(self.prm, unscored)
         if self.verifier is not None and unverified:
@@ -87,13 +90,15 @@ class Appraiser:
         if self.prm is None:
             return self.accepted(node)
         scores = [step.score for step in node.path() if step.score is not None]
-        return PATH_VALUES[self.settings.path_value](scores) if scores else None
+        if not scores:
+            return None
+        return PATH_VALUES[self.settings.path_value](scores)
 
-    def accepted(self, node: Node) -> float | None:
-        """Return 1.0 if a finished completion is correct, else 0.0; None where the verifier gave no reward."""
+    def accepted(self, node: Node) -> bool | None:
+        """Tell whether a finished completion is correct; None where the verifier gave no reward."""
         if node.outcome is None:
             return None
-        return float(node.outcome > self.settings.accept_above)
+        return node.outcome > self.settings.accept_above
 
     def _verify(self, verifier: Callable, ends: Ends) -> None:
         rewards = verifier(**_call(ends))
@@ -108,7 +113,9 @@ class Appraiser:
         paths = [node.readable_path() for _, node in ends]
         steps = []
         for path in paths:
-            steps.append(Steps(tuple(step.raw for step in path), tuple(step.num_tokens - 1 for step in path)))
+            texts = tuple(step.raw for step in path)
+            last_tokens = tuple(step.num_tokens - 1 for step in path)
+            steps.append(Steps(texts, last_tokens))
         scores = prm.score_steps(steps, **_call(ends))
         for path, row in zip(paths, scores.rewards, strict=True):
             for step, score in zip(path, row, strict=True):
@@ -119,10 +126,14 @@ class Appraiser:
 
 def _call(ends: Ends) -> dict[str, Any]:
     """Return the arguments that the trainer passes to every reward function."""
-    names = dict.fromkeys(chain(*(problem.columns for problem, _ in ends)))
-    return {
-        **{name: [problem.columns.get(name) for problem, _ in ends] for name in names},
-        "prompts": [problem.prompt for problem, _ in ends],
+    problems = [problem for problem, _ in ends]
+    arguments: dict[str, Any] = {}
+    for name in chain(*(problem.columns for problem in problems)):
+        if name not in arguments:
+            arguments[name] = [problem.columns.get(name) for problem in problems]
+    # Behind the columns, none of which can take the place of an argument.
+    return arguments | {
+        "prompts": [problem.prompt for problem in problems],
         "completions": [problem.completion(node) for problem, node in ends],
         "completion_ids": [list(problem.completion_ids(node)) for problem, node in ends],
         "trainer_state": None,
@@ -146,15 +157,16 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     while True:
         front = [problem.root]
         while front:
-            # As many first steps as later rounds sample from all beams together.
-            count = width * children if front == [problem.root] else children
+            count = children
+            if front == [problem.root]:
+                count *= width  # as many first steps as later rounds sample from all beams together
             ends = yield [Branch(node, count, to_end) for node in front]
             if not ends:
                 return  # the budget is spent
             # The next steps: where the sampled steps end, or the first steps of the continuations to the end.
-            new_nodes: list[Node | None] = list(ends)
+            new_nodes = ends
             if to_end:
-                new_nodes = list(chain(*(node.children for node in front)))
+                new_nodes = chain(*(node.children for node in front))
             candidates = [node for node in dict.fromkeys(new_nodes) if node is not None and not node.finish]
             front = sorted(candidates, key=rank, reverse=True)[:width]  # stable: the first sampled of equals
 
@@ -204,8 +216,9 @@ def score(child: Node, exploration: float) -> float:
     mean = child.mean
     if mean is None:  # a step without a value counts as good as its parent
         mean = parent.mean or 0.0
+    visits = sum(sibling.visits for sibling in siblings)
     prior = child.samples / max(sum(sibling.samples for sibling in siblings), 1)
-    return mean + exploration * prior * math.sqrt(sum(sibling.visits for sibling in siblings)) / (1 + child.visits)
+    return mean + exploration * prior * math.sqrt(visits) / (1 + child.visits)
 
 
 def _close(node: Node | None) -> None:
