@@ -261,7 +261,7 @@ def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
 def _longest_prompt(config: Any, tokens: int | None, values: Mapping[str, Any]) -> int:
     """Return the tokens of the longest prompt: as given, else 512 or what the model's context leaves. Say where the
     context is too short for the usual completion; refuse a length that was given and is longer."""
-    from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
+    from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
     context = context_length(config)
