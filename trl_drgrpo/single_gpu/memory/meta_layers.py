@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,7 +42,7 @@ class Ledger(TorchDispatchMode):
         self.peaks: dict[str, int] = defaultdict(int)
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def known(self, tensors: Iterable[torch.Tensor]) -> None:
+    def known(self, tensors: Iterable[Tensor]) -> None:
         """Leave out storages that were there before."""
         for tensor in tensors:
             self.enter(tensor, counts=False)
@@ -60,17 +60,17 @@ class Ledger(TorchDispatchMode):
         self,
         func: Callable[..., object],
         types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, (tuple, list)) else [out]
         for result in results:
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, Tensor):
                 self.enter(result)
         return out
 
-    def enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
+    def enter(self, tensor: Tensor, counts: bool = True) -> None:
         """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata  # views of one storage are several Python objects with one address behind them
@@ -144,7 +144,7 @@ class Precision(TorchFunctionMode):
         self.device = device
         # Behind prompts that are held once, casts are freed one by one (measured on a CPU).
         self.keeps_casts = True
-        self._casts: dict[int, torch.Tensor] = {}
+        self._casts: dict[int, Tensor] = {}
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -158,15 +158,15 @@ class Precision(TorchFunctionMode):
         self,
         func: Callable[..., object],
         types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         kwargs = kwargs or {}
         if self.dtype is not None and func in _LOWER:
-            args = [self._lowered(argument) for argument in args]
+            args = tuple(map(self._lowered, args))
             kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
-            args = [argument.float() if _is_float(argument) else argument for argument in args]
+            args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
         # The kernels that the meta device lacks, or replaces by plain ops that would allocate more.
         if func is functional.scaled_dot_product_attention:
             return attend(*args, device=self.device, **kwargs)
@@ -180,25 +180,27 @@ class Precision(TorchFunctionMode):
         """Cast a tensor to autocast's dtype."""
         if not _is_float(value) or value.dtype == self.dtype:
             return value
-        # Autocast caches the casts of trained float32 weights only.
-        if not (self.keeps_casts and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        # Autocast caches the casts of trained float32 weights only. Without gradient, a view of one (`weight.T`) is a
+        # leaf, too, but it dies after the product, and its id would stand for the next one.
+        is_weight = value.is_leaf and value.requires_grad and not value._is_view()
+        if not (self.keeps_casts and is_weight and value.dtype == torch.float32):
             return value.to(self.dtype)
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(self.dtype)
         return self._casts[id(value)]
 
 
-def _is_float(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _is_float(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _dropout_on_gpu(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]  # its mask is one byte per element
 
 
-Tensors = Sequence[torch.Tensor | None]
+Tensors = Sequence[Tensor | None]
 
 
 class Context(Protocol):
@@ -209,7 +211,7 @@ class Context(Protocol):
     needs_input_grad: tuple[bool, ...]
     saved_tensors: Tensors
 
-    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class Kernel(torch.autograd.Function):
@@ -223,10 +225,10 @@ class Kernel(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Context,
-        run: Callable[..., tuple[torch.Tensor, Tensors]],
+        run: Callable[..., tuple[Tensor, Tensors]],
         back: Callable[..., object],
-        *inputs: torch.Tensor | None,
-    ) -> torch.Tensor:
+        *inputs: Tensor | None,
+    ) -> Tensor:
         out, saved = run(*inputs)
         ctx.back = back
         # Shapes and dtypes, not the inputs: those that backward does not need are freed.
@@ -235,8 +237,8 @@ class Kernel(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Context, grad: torch.Tensor) -> Tensors:  # type: ignore[override]
-        grads: list[torch.Tensor | None] = []
+    def backward(ctx: Context, grad: Tensor) -> Tensors:  # type: ignore[override]
+        grads: list[Tensor | None] = []
         for like, needs_grad in zip(ctx.like, ctx.needs_input_grad[2:], strict=True):
             if like is not None and needs_grad:
                 shape, dtype = like
@@ -249,10 +251,10 @@ class Kernel(torch.autograd.Function):
         return None, None, *grads
 
 
-def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _grouped(tokens: Tensor, weights: Tensor) -> Tensor:
     """Stand in for the product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
 
-    def run(tokens: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+    def run(tokens: Tensor, weights: Tensor):
         return tokens.new_empty(tokens.size(0), weights.size(-1)), [tokens, weights]
 
     return Kernel.apply(run, lambda grad, *saved: None, tokens, weights)  # type: ignore[return-value]
@@ -262,16 +264,16 @@ APART = "apart"  # attribute of a mask: as in `Shape`
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     device: str = "cuda",
-) -> torch.Tensor:
+) -> Tensor:
     """Stand in for PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
 
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
@@ -285,9 +287,7 @@ def attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
 
-    def run(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, Tensors]:
+    def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None):
         batch, heads, n, _ = query.shape
         # The kernels write `(B, n, heads, head_dim)`, so that joining the heads copies nothing.
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
@@ -299,9 +299,7 @@ def attend(
             saved.append(torch.empty_like(out))
         return out, saved
 
-    def back(
-        grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: torch.Tensor | None
-    ) -> Tensors:
+    def back(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None):
         workspace = [query.new_empty(query.shape[:3], dtype=torch.float32)]
         if device == "cuda":
             # Gradients of the queries are summed in float32, those of shared keys and values are made per head.
@@ -314,9 +312,7 @@ def attend(
     return Kernel.apply(run, back, query, key, value, attn_mask)  # type: ignore[return-value]
 
 
-def fused_head(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype, device: str
-) -> torch.Tensor:
+def fused_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype, device: str) -> Tensor:
     """Stand in for TRL's `ChunkedLogProbFunction`: the only logits are those of one tile.
 
     Its Triton kernel folds a tile in place; in plain PyTorch, on a CPU, several float32 tensors of the tile's size
@@ -324,16 +320,14 @@ def fused_head(
     """
     forward_bytes, backward_bytes = FOLDING_BYTES[device]
 
-    def run(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, Tensors]:
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None):
         statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
         tile = _tile(hidden, weight, compute, forward_bytes)
         log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
         del tile
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
-    def back(
-        grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: torch.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def back(grad: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *_: Tensor):
         # Gradients are summed over the tiles in float32; those in float32 already need no sum beside them.
         sums = [torch.empty_like(grad)]  # zeros: the entropy's gradient
         for tensor in (hidden, weight, bias):
@@ -344,7 +338,7 @@ def fused_head(
     return Kernel.apply(run, back, hidden, weight, bias)  # type: ignore[return-value]
 
 
-def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
+def _tile(hidden: Tensor, weight: Tensor, compute: torch.dtype, folding: int) -> list[Tensor]:
     """Return a tile of logits and its factors. `folding` bytes per logit come and go while the tile is folded."""
     rows = min(len(hidden), HEAD_TOKENS)
     columns = min(len(weight), HEAD_VOCABULARY)
@@ -373,7 +367,7 @@ class QuantizedLinear(nn.Module):
         self,
         rows: int,
         columns: int,
-        bias: torch.Tensor | None,
+        bias: Tensor | None,
         compute: torch.dtype,
         bits: int,
         nested: bool,
@@ -397,12 +391,12 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scales", _bytes(scales))
         self.bias = bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         quantized = torch.empty_like(x, dtype=torch.int8) if self.bits == 8 else None
         shape = self.shape
         packed = self.packed
 
-        def run(x: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        def run(x: Tensor):
             weight = None
             if not packed:
                 weight = x.new_empty(shape)
@@ -415,7 +409,7 @@ class QuantizedLinear(nn.Module):
         return out
 
 
-def _bytes(count: int) -> torch.Tensor:
+def _bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8, device="meta")
 
 
@@ -449,7 +443,7 @@ class AdaptedLinear(nn.Module):
     def bias(self) -> Any:
         return self.base.bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         result = self.base(x)
         is_quantized = isinstance(self.base, QuantizedLinear)
         result_dtype = result.dtype

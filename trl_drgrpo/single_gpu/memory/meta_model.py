@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
@@ -146,7 +146,7 @@ class Skeleton:
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
                 continue
-            weight: torch.Tensor = layer.weight
+            weight: Tensor = layer.weight
             rows, columns = weight.shape
             if is_turned:
                 columns, rows = weight.shape
@@ -205,12 +205,12 @@ class _WithHead(nn.Module):
 
 def _attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attend as transformers does under sdpa, whose kernel [`Precision`] replaces."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
@@ -44,7 +44,7 @@ LONG: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
 
 
 @contextmanager
-def _run(skeleton: Skeleton, *inputs: torch.Tensor | None, keeps_casts: bool = True) -> Iterator[Ledger]:
+def _run(skeleton: Skeleton, *inputs: Tensor | None, keeps_casts: bool = True) -> Iterator[Ledger]:
     """Count what is allocated in the block, beside the model, its gradients and the inputs."""
     skeleton.precision.keeps_casts = keeps_casts
     present = [*inputs, *skeleton.model.buffers()]
@@ -97,7 +97,7 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.base_model.config, shape)}
 
 
-def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return token ids, mask, and places that are scored."""
     packs = shape.packs
     width = shape.width
@@ -108,7 +108,7 @@ def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tenso
     return torch.empty(packs, width, **LONG), mask, torch.empty(shape.scored, **LONG)
 
 
-def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tensor | None:
+def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> Tensor | None:
     """Return a mask in the form that the model takes."""
     if skeleton.masks == "none":
         return None
@@ -133,9 +133,7 @@ def _input_bytes(config: "PreTrainedConfig", shape: Shape) -> int:
     return mask_bytes + 8 * (2 * shape.tokens + shape.scored + 6 * shape.padded)
 
 
-def _log_probs(
-    skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: torch.Tensor | None, scored: torch.Tensor
-) -> torch.Tensor:
+def _log_probs(skeleton: Skeleton, setup: Setup, ids: Tensor, mask: Tensor | None, scored: Tensor) -> Tensor:
     """Score tokens in the way of this setup, and return their log-probabilities."""
     backbone = skeleton.backbone
     inputs = _taken(backbone, input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
@@ -150,7 +148,7 @@ def _log_probs(
     return fused_head(hidden, head.weight, head.bias, compute, setup.device)
 
 
-def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
+def _loss(log_probs: Tensor, setup: Setup) -> Tensor:
     """Return Dr. GRPO's loss, with the tensors that TRL's implementation makes."""
     old = log_probs.detach()
     advantages = torch.empty_like(old)
@@ -175,7 +173,7 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
         preserve_rng_state=False,
     )
 
-    def from_host(form: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
+    def from_host(form: tuple[torch.Size, torch.dtype]) -> Tensor:
         shape, dtype = form
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -191,7 +189,7 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
         layer._gradient_checkpointing_func = offloaded if offload else run_again  # type: ignore[assignment]
 
 
-Output = torch.Tensor | tuple[torch.Tensor, ...]
+Output = Tensor | tuple[Tensor, ...]
 
 
 def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandle]:
@@ -256,7 +254,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
     prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton)
 
-    def step(ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache) -> Any:
+    def step(ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
         return model(**_taken(model, **inputs, use_cache=True))
 
@@ -340,9 +338,9 @@ def _group_cache(
     return cache
 
 
-def _held(cache: object) -> list[torch.Tensor]:
+def _held(cache: object) -> list[Tensor]:
     """Return the tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
-    if isinstance(cache, torch.Tensor):
+    if isinstance(cache, Tensor):
         return [cache]
     members: Iterable[object]
     if isinstance(cache, dict):
