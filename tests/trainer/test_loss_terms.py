@@ -154,6 +154,9 @@ def test_check_reads_a_term_from_a_file(tmp_path, capsys):
     assert main(["check", "--loss_term", f"{file}:Nothing"]) == 1
     assert "0.0e+00  without the terms" in capsys.readouterr().out  # a term that changes nothing proves nothing
     assert main(["check", "--loss_term", f"{file}:LossTerm.name"]) == 2
+    assert main(["check", "--loss_term", f"{file}:Nothin"]) == 2
+    assert "a name of" in (error := capsys.readouterr().err)
+    assert "Did you mean Nothing?" in error
 
 
 def test_terms_are_logged_and_rows_without_advantage_run_only_where_a_term_reads_them(train):

@@ -52,7 +52,7 @@ def test_every_reward_loads_and_is_in_its_guide(name):
 def test_every_format_loads_and_is_a_reward_of_the_same_name(name):
     prm_format = FORMATS[name]
     scorer = FORMATS.load(name, prm_format.scorer)
-    assert re.search(rf"defaults to `\"{name}\"`|\[`\w+Scorer`\]; other defaults", inspect.getdoc(scorer))
+    assert all(re.search(rf"\b{setting}\b", inspect.getdoc(scorer)) for setting in scorer.settings)
     assert REWARDS[name].help == prm_format.help
     assert (prm_format.published_ids is None) != (prm_format.architecture is None)
 
@@ -106,6 +106,9 @@ def with_help(window, values):
             for name in (3, None, "", "1", "-half", "a b", "a\nb", "null", "On", "TRUE")
         ],
         (lambda: register_half(help=3), "got no help"),
+        (lambda: register_half(factory=half, is_harmless="no"), "reward 'half': got is_harmless='no'; expected True"),
+        (lambda: register_format(is_causal="x"), "got is_causal='x'; expected True or False"),
+        (lambda: register_warning("kl", from_logs="no")(with_help), "got from_logs='no'; expected True or False"),
         (lambda: register_half(role="judge"), "got role='judge'; expected one of outcome"),
         (
             lambda: register_half(usual_options={"scale": 1}),

@@ -70,7 +70,7 @@ def refuse_low_numbers(args: argparse.Namespace, **lowest: int) -> None:
         refuse_outside("seed", args.seed, RANGES["seed"])
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return a short name for a value that JSON knows, equal for equal values."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -29,7 +29,7 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.flags import add_flag, read_flags
@@ -49,6 +49,11 @@ from trl_drgrpo.single_gpu.memory.memory_settings import (
     parse_memory,
     readable,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from trl_drgrpo.single_gpu.memory import Estimate
 
 Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
@@ -258,10 +263,10 @@ def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
         return None
 
 
-def _longest_prompt(config: Any, tokens: int | None, values: Mapping[str, Any]) -> int:
+def _longest_prompt(config: "PreTrainedConfig", tokens: int | None, values: Mapping[str, Any]) -> int:
     """Return the tokens of the longest prompt: as given, else 512 or what the model's context leaves. Say where the
     context is too short for the usual completion; refuse a length that was given and is longer."""
-    from trl_drgrpo.single_gpu.memory.estimate import LENGTHS
+    from trl_drgrpo.single_gpu.memory.proposal import LENGTHS
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
     context = context_length(config)
@@ -313,7 +318,7 @@ class Probe(NamedTuple):
     seconds: float = 0.0
     took: Mapping[str, int] = {}
 
-    def sentence(self, recipe: Mapping[str, Any], estimate: Any) -> str:
+    def sentence(self, recipe: Mapping[str, Any], estimate: "Estimate") -> str:
         """The measurement beside the closed form's number; where memory ran out, what to lower."""
         run = f"Probe on {self.device}, {self.weights} weights"
         if self.ended_in:

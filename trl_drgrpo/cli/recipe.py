@@ -301,7 +301,7 @@ def inline(value: Any, name: str, expected: str) -> Any:
         raise InputError(name, shortened(value), expected, remedy) from None
 
 
-def _refuse_old_numbers(value: Any, name: str) -> None:
+def _refuse_old_numbers(value: object, name: str) -> None:
     """Refuse numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
     if isinstance(value, OldNumber):
         raise InputError(name, value, "a decimal number", strict_yaml.remedy_for_old_number(value))

@@ -159,7 +159,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     return nodes, levels + 1
 
 
-def is_deep(value: Any) -> bool:
+def is_deep(value: object) -> bool:
     """Tell whether a value has more levels than a document may have."""
     level = [value]
     for _ in range(_DEEPEST):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from safetensors import SafetensorError
 
@@ -61,7 +61,7 @@ def _takes_no_more(folder: Path) -> bool:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_PROBE))
-            file.flush()
+            file.flush()  # the buffer takes more than the disk
     except OSError as error:
         return error.errno in _FULL
     return False
@@ -135,7 +135,7 @@ def is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
-def _opened_stream(path: Path) -> Any:
+def _opened_stream(path: Path) -> IO[bytes]:
     match = _DESCRIPTOR.fullmatch(os.path.abspath(path))
     if match is None:
         return open(path, "wb", buffering=0)
@@ -244,7 +244,7 @@ def working_directory_kept(who: str) -> Iterator[None]:
                 _say_moved(who, after, before)
 
 
-@cache
+@cache  # a reward function is called every step: the log says it once
 def _say_moved(who: str, after: str, before: str) -> None:
     logger.warning("%s changed the working directory to %s: it is set back to %s.", who, after, before)
 
@@ -277,7 +277,7 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@cache
+@cache  # once per process: a function cannot be taken off that list
 def _children_have_none() -> None:
     def forget() -> None:
         if isinstance(signal.getsignal(signal.SIGTERM), _Handler):

@@ -15,6 +15,7 @@ from trl_drgrpo.common.disk import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00")  # Okabe and Ito's, yellow darkened
 ROLES = {"correct": COLORS[0], "incorrect": COLORS[1]}
@@ -39,7 +40,13 @@ def new_figure(rows: int, columns: int, width: float, height: float, **shared: A
 
 
 def draw_trend(
-    axes: "Axes", x: Sequence[Any], values: Any, trend: Sequence[float], color: str, label: str | None, dash: str = "-"
+    axes: "Axes",
+    x: Sequence[float],
+    values: "ArrayLike",
+    trend: Sequence[float],
+    color: str,
+    label: str | None,
+    dash: str = "-",
 ) -> None:
     """Draw values as faint lines, one per column of `values`, and their trend over them as a strong one."""
     axes.plot(x, values, color=color, alpha=0.25, linewidth=0.8)

@@ -6,7 +6,6 @@ command line catches `InputError` alone and prints its single line without a tra
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from trl_drgrpo.common.secrets import without_credentials
 
@@ -86,7 +85,8 @@ class InputError(ValueError):
         return type(self)(field, self.got, self.expected, self.remedy)
 
     def __reduce__(self):
-        return type(self), (self.field, self.got, self.expected, self.remedy)  # errors travel between processes
+        # Errors travel between processes, and are built anew there from what the constructor takes.
+        return type(self), (self.field, self.got, self.expected, self.remedy)
 
 
 def in_one(errors: Sequence[InputError]) -> InputError:
@@ -188,10 +188,10 @@ def require_package(module: str, field: str, got: str, extra: str) -> None:
         raise InputError(field, f"{got}, but {package} is not installed", f"the package {package}", remedy)
 
 
-def require_for_quantization(config: Any) -> None:
+def require_for_quantization(config: object) -> None:
     """Refuse a quantization configuration (object or mapping) that asks for 4 or 8 bits without bitsandbytes."""
-    if not isinstance(config, dict):
-        config = getattr(config, "__dict__", {})
+    settings = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     for bits in (4, 8):
-        if config.get(f"load_in_{bits}bit") or config.get(f"_load_in_{bits}bit"):
+        # transformers' object keeps them under names of its own.
+        if settings.get(f"load_in_{bits}bit") or settings.get(f"_load_in_{bits}bit"):
             require_package("bitsandbytes", "quantization_config", f"a base in {bits} bits", "qlora")

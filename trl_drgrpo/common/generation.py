@@ -47,7 +47,7 @@ def that_do_something(
             yield name, value, off_value
 
 
-def own_settings(model: Any) -> dict[str, Any]:
+def own_settings(model: object) -> dict[str, Any]:
     """Return the settings of a model's `generation_config` under which it would not sample from the policy."""
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -56,7 +56,7 @@ def own_settings(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def without_own_settings(model: Any) -> Iterator[None]:
+def without_own_settings(model: object) -> Iterator[None]:
     """Keep the model's `generation_config` from changing what is sampled inside the block.
 
     Arguments of a call of `generate` stay. The configuration, which is saved with the model, is left as it was.
@@ -72,7 +72,7 @@ def without_own_settings(model: Any) -> Iterator[None]:
             setattr(config, name, value)
 
 
-def refuse_bad_ends(field: str, name: str, model: Any) -> None:
+def refuse_bad_ends(field: str, name: str, model: object) -> None:
     """Refuse a model whose `generation_config` names something else than ids for the end of a completion."""
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = end if isinstance(end, list) else [end]
@@ -85,9 +85,8 @@ def end_tokens(*values: Any) -> list[int]:
     """Return the ids that end a completion: all of several values, each an id, a list of ids, or `None`."""
     ids: dict[int, None] = {}  # in order, without repetitions
     for value in values:
-        if not isinstance(value, (list, tuple)):
-            value = [value]
-        for token in value:
+        tokens = value if isinstance(value, list | tuple) else [value]
+        for token in tokens:
             if token is not None:
                 ids[int(token)] = None
     return list(ids)

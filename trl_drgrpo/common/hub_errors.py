@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from trl_drgrpo.common.errors import InputError, causes
 from trl_drgrpo.common.reading import reading, user_path
@@ -18,12 +18,12 @@ _RETRIES = "huggingface_hub.utils._http"
 _PATH = re.compile(r"^(~|/|[A-Za-z]:[\\/]|\.{1,2}[\\/])")
 
 
-def is_local_path(value: Any) -> bool:
+def is_local_path(value: object) -> "TypeGuard[str]":
     """Tell whether a value is a path of somebody's machine, which says nothing to others."""
     return isinstance(value, str) and bool(_PATH.match(value))
 
 
-def is_hub_id(name: Any) -> bool:
+def is_hub_id(name: object) -> bool:
     """Tell whether a name is that of a repository on the Hub, not a folder that is or was on this machine."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -76,10 +76,12 @@ def check_weights(field: str, folder: Path) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
-    for entry in folder.iterdir() if os.path.isdir(folder) else ():
+    if not os.path.isdir(folder):
+        return
+    for entry in folder.iterdir():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise InputError(field, f"{entry}, a device or a pipe", "a folder of files", "Remove it.")
-    for file in sorted(folder.glob("*.safetensors")) if os.path.isdir(folder) else ():
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="numpy"):
                 pass
@@ -91,12 +93,13 @@ def check_weights(field: str, folder: Path) -> None:
             raise InputError(field, got, "a whole safetensors file", remedy) from error
 
 
-def refuse_new_weights(field: str, name: str, model: Any, info: Mapping[str, Any], remedy: str) -> None:
+def refuse_new_weights(field: str, name: str, model: object, info: Mapping[str, Any], remedy: str) -> None:
     """Refuse a model of which transformers had to make weights at random, a head as a rule: they are noise.
 
     `info` is what `from_pretrained(..., output_loading_info=True)` returns with the model.
     """
     missing = set(info["missing_keys"])
+    # Weights of another shape than the model's are made anew, too.
     for key in info.get("mismatched_keys", ()):  # a name, or a name and two shapes
         missing.add(key if isinstance(key, str) else key[0])
     if missing:
@@ -106,7 +109,7 @@ def refuse_new_weights(field: str, name: str, model: Any, info: Mapping[str, Any
         raise InputError(field, got, f"one that holds every weight of {type(model).__name__}", remedy)
 
 
-def refuse_empty_vocabulary(tokenizer: Any) -> None:
+def refuse_empty_vocabulary(tokenizer: object) -> None:
     """Refuse a tokenizer that knows its special tokens only: transformers makes one where tokenizer.json is missing.
 
     A processor is judged by its tokenizer.
@@ -168,6 +171,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
     from huggingface_hub import constants, errors
 
     chain = list(causes(error))
+    # In this order: a gated repository is also one that is not found.
     kinds = (
         (errors.GatedRepoError, "which is gated", "Ask for access on its page, and log in with `hf auth login`."),
         (errors.RevisionNotFoundError, "which has no such revision", "Correct the revision."),

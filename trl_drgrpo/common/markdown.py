@@ -11,7 +11,7 @@ from typing import Any
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
 
-def plain(text: Any) -> str:
+def plain(text: object) -> str:
     """Return a text for running Markdown: on one line, with no character that means something to it.
 
     Example:
@@ -26,7 +26,7 @@ def plain(text: Any) -> str:
     return html.escape(_SPECIAL.sub(r"\\\1", one_line), quote=False)
 
 
-def code(text: Any) -> str:
+def code(text: object) -> str:
     """Return a text in a `<code>` element, in which neither Markdown nor HTML acts.
 
     Example:
@@ -45,7 +45,7 @@ def code(text: Any) -> str:
 def fenced(text: str, language: str = "") -> str:
     """Return a block of code, with a fence longer than any in the text."""
     fence = "```"
-    while fence in text:
+    while fence in text:  # a fence in the text would end the block
         fence += "`"
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 

@@ -42,7 +42,7 @@ class Range:
     text: bool = False
     remedy: str = "Leave it out for the default."
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         """Tell whether a value lies in the range; booleans and NaN never do."""
         if value is None:
             return self.optional
@@ -78,7 +78,7 @@ class Choice:
     values: tuple
     remedy: str = "Pick one of them."
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         """Tell whether it is one of the values."""
         return value in self.values
 
@@ -191,14 +191,17 @@ def refuse_out_of_range(values: Mapping[str, Any]) -> None:
             refuse_outside(name, values[name], allowed)
 
 
-def refuse_outside(field: str, value: Any, allowed: Range | Choice) -> None:
+def refuse_outside(field: str, value: object, allowed: Range | Choice) -> None:
     """Refuse a number that lies outside a range, and a value that is none of a choice."""
     if not allowed.allows(value):
         raise InputError(field, shortened(value), str(allowed), allowed.remedy)
 
 
 def finite_number(
-    field: str, value: Any, expected: str = "a finite number", remedy: str = "Write it as a number, for example 0.5."
+    field: str,
+    value: object,
+    expected: str = "a finite number",
+    remedy: str = "Write it as a number, for example 0.5.",
 ) -> float:
     """Return a number of an option, numpy's included, as a float; refuse booleans, infinity and NaN."""
     if isinstance(value, Real) and not isinstance(value, bool):

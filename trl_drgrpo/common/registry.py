@@ -12,7 +12,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -58,7 +58,7 @@ class Registry(Mapping[str, EntryClass]):
         self.registered_by: dict[str, str] = {}
         self._is_filled = False
 
-    def error(self, name: Any, got: str, expected: str, remedy: str) -> RegistrationError:
+    def error(self, name: object, got: str, expected: str, remedy: str) -> RegistrationError:
         """Return the error for a registration under this name."""
         return RegistrationError(f"registration of the {self.kind} {name!r}", got, expected, remedy)
 
@@ -72,15 +72,26 @@ class Registry(Mapping[str, EntryClass]):
             raise self.error(entry.name, "this name", expected, "Register it under another name.")
         if not (isinstance(entry.help, str) and entry.help.strip()):
             raise self.error(entry.name, "no help", "one sentence about it", "Add the sentence, which help shows.")
+        self.check_switches(entry)
         if entry.name in self._entries:
             got = f"a name that {self.registered_by[entry.name]} has registered already"
             raise self.error(entry.name, got, "a new name", f"Register it in {module} under another name.")
         self._entries[entry.name] = entry
         self.registered_by[entry.name] = module
 
-    def load(self, name: str, home: Any) -> Any:
-        """Return the object that an entry names as `"module:attribute"`; an object is returned as it is. An error of
-        the import is passed on."""
+    def check_switches(self, entry: EntryClass) -> None:
+        """Refuse an entry whose booleans are none: a text such as `"no"` would count as true."""
+        for field in fields(entry):
+            value = getattr(entry, field.name)
+            if field.type in (bool, bool | None) and not isinstance(value, field.type):  # type: ignore[arg-type]
+                got = f"{field.name}={shortened(value)}"
+                raise self.error(entry.name, got, "True or False", "Pass a boolean.")
+
+    def load(self, name: str, home: object) -> Any:
+        """Return the object that an entry names as `"module:attribute"`; an object is returned as it is.
+
+        An error of the import is passed on.
+        """
         if not isinstance(home, str):
             return home
         module_name, _, path = home.partition(":")
@@ -104,7 +115,7 @@ class Registry(Mapping[str, EntryClass]):
             raise self.error(name, f"{home}, which is {shortened(value)}", "a function or class", remedy)
         return value
 
-    def check_home(self, name: str, home: Any) -> None:
+    def check_home(self, name: str, home: object) -> None:
         """Refuse what is neither callable nor a text `"module:attribute"`."""
         if callable(home) or (isinstance(home, str) and _HOME.fullmatch(home)):
             return
@@ -125,6 +136,7 @@ class Registry(Mapping[str, EntryClass]):
             return self._entries
         self._is_filled = True  # first, because the modules below may read the registry
         for name in sys.modules[_PACKAGE].REGISTRATIONS[self.kind]:
+            # A room's modules register their names themselves, so each of them is imported.
             module = importlib.import_module(f"{_PACKAGE}.{name}")
             for child in pkgutil.iter_modules(getattr(module, "__path__", ())):
                 importlib.import_module(f"{module.__name__}.{child.name}")

@@ -11,15 +11,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.reading import reading
 
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+Split: TypeAlias = "Dataset | IterableDataset"
 STREAMED_ROWS = 1000
-_BATCH = 10_000
+_BATCH = 10_000  # rows that are read together
 
 
 @dataclass(frozen=True)
@@ -41,26 +46,26 @@ class ColumnValues:
     first_null: int | None
 
 
-def check_prompt_values(dataset: Any, field: str, where: str = "") -> None:
+def check_prompt_values(dataset: Split, field: str, where: str = "") -> None:
     """Check that every prompt of a split is a text that is not empty, or a list of messages.
 
     The message names the first row that does not fit; `where` adds the place of the rows: `" of train.jsonl"`.
     """
-    _refuse_bad((prompt for batch in _batches(dataset, ["prompt"]) for prompt in batch["prompt"]), field, where)
+    batches = _batches(dataset, ["prompt"])
+    _refuse_bad(chain.from_iterable(batch["prompt"] for batch in batches), field, where)
 
 
-def _refuse_bad(prompts: Iterable[Any], field: str, where: str = "") -> None:
-    problems = {}
-    for row, prompt in enumerate(prompts):
-        problem = prompt_problem(prompt)
-        if problem:
-            problems[row] = problem
-    if not problems:
+def _refuse_bad(prompts: Iterable[object], field: str, where: str = "") -> None:
+    """Refuse prompts that cannot be read; the error names the first and counts the others."""
+    problems = filter(itemgetter(1), enumerate(map(prompt_problem, prompts)))
+    first = next(problems, None)
+    if first is None:
         return
-    first = min(problems)
-    got = f"{problems[first]} as the prompt in row {first} (the first is 0){where}"
-    if len(problems) > 1:
-        got += f" and in {len(problems) - 1} more"
+    row, problem = first
+    got = f"{problem} as the prompt in row {row} (the first is 0){where}"
+    count = sum(1 for _ in problems)
+    if count:
+        got += f" and in {count} more"
     raise InputError(
         field,
         got,
@@ -101,7 +106,7 @@ def check_prompt_rows(rows: Sequence[Mapping[str, Any]], field: str, own_columns
     _refuse_bad((row.get("prompt") for row in rows), field)
 
 
-def prompt_problem(prompt: Any) -> str:
+def prompt_problem(prompt: object) -> str:
     """Return the problem of a prompt (a text, or messages); empty if none. Only a tool call may lack content."""
     if prompt is None:
         return "null"
@@ -123,7 +128,7 @@ def prompt_problem(prompt: Any) -> str:
     return ""
 
 
-def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def prompt_rows(dataset: Split) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number, prompt and environment's name of a split's rows; none of rows made on the fly, or with images."""
     columns = dataset.column_names or ["prompt", "environment"]
     if "prompt" not in columns or {"image", "images"}.intersection(columns):
@@ -137,7 +142,7 @@ def prompt_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
             number += 1
 
 
-def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]:
+def column_values(dataset: Split, names: Sequence[str]) -> dict[str, ColumnValues]:
     """Return the contents of a split's columns, by name; empty for rows made on the fly."""
     if not names:
         return {}
@@ -146,23 +151,26 @@ def column_values(dataset: Any, names: Sequence[str]) -> dict[str, ColumnValues]
     rows = 0
     for batch in _batches(dataset, names, raw=True):
         for name, values in batch.items():
-            kinds[name].update(map(_kind, values))
-            nulls[name] += [row for row, value in enumerate(values, rows) if _is_nothing(value)]
+            for row, value in enumerate(values, rows):
+                kinds[name].add(_KINDS.get(type(value), "other"))
+                if _is_nothing(value):
+                    nulls[name].append(row)
         rows += len(batch[names[0]])
     if not rows:
         return {}
     contents = {}
     for name in names:
-        kind, *more_kinds = kinds[name] - {"null"} or {"null"}
-        if more_kinds:
-            kind = "other"
+        kind = "other"
+        kinds_of_values = kinds[name] - {"null"} or {"null"}
+        if len(kinds_of_values) == 1:
+            (kind,) = kinds_of_values
         contents[name] = ColumnValues(kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
     return contents
 
 
-def first_row(dataset: Any) -> dict[str, Any] | None:
+def first_row(dataset: Split) -> dict[str, Any] | None:
     """Return the first row of a split; `None` for rows made on the fly, and for none."""
-    if not hasattr(dataset, "__len__"):
+    if not _is_in_memory(dataset):
         if dataset.info.builder_name == "generator":
             return None
         return next(iter(dataset), None)
@@ -171,24 +179,29 @@ def first_row(dataset: Any) -> dict[str, Any] | None:
     return dataset[0]
 
 
-def _batches(dataset: Any, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
+def _is_in_memory(dataset: Split) -> "TypeGuard[Dataset]":
+    return hasattr(dataset, "__len__")
+
+
+def _batches(dataset: Split, names: Sequence[str], raw: bool = False) -> Iterator[dict[str, list[Any]]]:
     """Yield the columns in batches of rows. `raw`: as they are stored, images as bytes, say.
 
     Rows from a generator, or through a function of the user's, are not read: that may change the next ones.
     """
-    if not hasattr(dataset, "__len__"):
+    if not _is_in_memory(dataset):
         if can_be_read_again(dataset):
             with reading("dataset_name", f"a stream, in its first {STREAMED_ROWS} rows", "data that can be read"):
                 rows = list(islice(dataset, STREAMED_ROWS))
             yield {name: [row.get(name) for row in rows] for name in names}
     elif dataset.format["type"] != "custom":
-        for batch in dataset.select_columns(list(names)).with_format("arrow" if raw else None).iter(_BATCH):
+        columns = dataset.select_columns(list(names)).with_format("arrow" if raw else None)
+        for batch in cast("Iterator[Any]", columns.iter(_BATCH)):
             yield batch.to_pydict() if raw else batch
 
 
-def known_length(dataset: Any) -> int | None:
+def known_length(dataset: Split) -> int | None:
     """Return the number of rows of a split; `None` for a stream that goes on behind the rows that are read."""
-    if hasattr(dataset, "__len__"):
+    if _is_in_memory(dataset):
         return len(dataset)
     if not can_be_read_again(dataset):
         return None
@@ -196,7 +209,7 @@ def known_length(dataset: Any) -> int | None:
     return rows if rows < STREAMED_ROWS else None
 
 
-def can_be_read_again(stream: Any) -> bool:
+def can_be_read_again(stream: Split) -> bool:
     """Tell whether a stream surely starts from its first row whenever it is read."""
     if stream.info.builder_name != "generator":
         return True
@@ -204,7 +217,7 @@ def can_be_read_again(stream: Any) -> bool:
     return bool(generators) and all(_starts_anew(function, options) for function, options in generators)
 
 
-def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+def _generators(node: object) -> Iterator[tuple[object, Mapping[str, Any]]]:
     """Yield the functions behind a stream, with their options. `datasets` wraps an iterable once per operation."""
     wrapped = getattr(node, "ex_iterables", [])
     inner = getattr(node, "ex_iterable", None)
@@ -217,7 +230,7 @@ def _generators(node: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         yield getattr(getattr(builder, "config", None), "generator", None), getattr(node, "kwargs", {})
 
 
-def _starts_anew(function: Any, options: Mapping[str, Any]) -> bool:
+def _starts_anew(function: object, options: Mapping[str, Any]) -> bool:
     """Tell whether a function reads plain data only: an iterator, a queue, a file or a random generator goes on."""
     if isinstance(function, partial):
         return _starts_anew(function.func, {**options, **function.keywords, "": function.args})
@@ -231,7 +244,8 @@ def _starts_anew(function: Any, options: Mapping[str, Any]) -> bool:
 _PLAIN = (str, bytes, int, float, type(None), range, ModuleType)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
+    """Tell whether reading a value does not change what it gives the next time."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -241,7 +255,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or callable(value) or hasattr(value, "column_names")  # the last: a dataset
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_nothing(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(item is None for item in value))
 
 
@@ -249,11 +263,7 @@ _KINDS = {type(None): "null", str: "text", bool: "boolean", int: "number", float
 _KINDS |= {list: "list", dict: "mapping"}
 
 
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "other")
-
-
-def check_images(dataset: Any, field: str) -> None:
+def check_images(dataset: Split, field: str) -> None:
     """Check the images of a split's rows: one picture in `image`, or a list in `images`, beside prompts of messages.
 
     transformers ends in a traceback where some rows have a picture and others have none.
@@ -288,13 +298,13 @@ def check_images(dataset: Any, field: str) -> None:
             row += 1
 
 
-def _problem_of_images(images: Any) -> str:
+def _problem_of_images(images: object) -> str:
     if not isinstance(images, list):
         return "null" if images is None else f"{type(images).__name__}, which is no list,"
     return next(filter(None, map(_problem_of_image, images)), "")
 
 
-def _problem_of_image(image: Any) -> str:
+def _problem_of_image(image: object) -> str:
     """Return the problem of a picture (as arrow stores it, a path or URL, an array, or decoded); empty if none."""
     if image is None:
         return "null"
@@ -313,9 +323,9 @@ def _problem_of_image(image: Any) -> str:
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
-def is_conversational(dataset: Any) -> bool:
+def is_conversational(dataset: Split) -> bool:
     """Tell whether the prompts of a dataset are messages; `False` for a stream that cannot be read again."""
-    if not hasattr(dataset, "__len__") and not can_be_read_again(dataset):
+    if not _is_in_memory(dataset) and not can_be_read_again(dataset):
         return False
     first_row = next(iter(dataset), {})
     return isinstance(first_row.get("prompt"), list)

@@ -149,7 +149,7 @@ def scrubbed(values: Any) -> Any:
     return without_credentials(values) if type(values) is str else values
 
 
-def _scrubbed_entry(name: str, value: Any) -> Any:
+def _scrubbed_entry(name: str, value: object) -> object:
     if name in _PROMPTS:
         return value
     is_value = isinstance(value, (str, bytes, int, float, list, tuple, Mapping)) and not isinstance(value, bool)
@@ -158,7 +158,7 @@ def _scrubbed_entry(name: str, value: Any) -> Any:
     return _shown_value(name, value) if type(value) is str else scrubbed(value)
 
 
-def redacted(content: Any, values: Mapping[str, Any]) -> Any:
+def redacted(content: object, values: Mapping[str, Any]) -> Any:
     """Return a text, or nested texts, [`without_credentials`] and with `<secret>` for every known secret.
 
     Known are those among `values` (nested fields of a configuration), and those in environment variables.
@@ -198,7 +198,7 @@ def is_saving() -> bool:
     return _saving.get()
 
 
-def _texts(values: Any) -> Iterator[str]:
+def _texts(values: object) -> Iterator[str]:
     if isinstance(values, Mapping):
         for name, value in values.items():
             if isinstance(value, str) and is_secret(str(name)) and len(value) >= _SHORTEST:

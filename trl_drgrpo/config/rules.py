@@ -123,6 +123,9 @@ def _values(config: "DrGRPOConfig") -> Rules:
         is_list = isinstance(weights, list | tuple) and all(map(Range().allows, weights))
         if weights is not None and not is_list:
             yield InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
+    if config.enable_jit_checkpoint:
+        remedy = "Remove it: on SIGTERM a checkpoint is saved anyway, and behind a whole optimizer step."
+        yield InputError("enable_jit_checkpoint", "True", "False", remedy)
     if config.logging_strategy == "steps" and config.logging_steps == 0:
         remedy = "Set logging_strategy='no' to turn logging off."
         yield InputError("logging_steps", "0", "a number above 0 with logging_strategy 'steps'", remedy)

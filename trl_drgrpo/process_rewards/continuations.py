@@ -7,7 +7,7 @@ sampler that is derived from this one says so.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from transformers import GenerationConfig
@@ -15,6 +15,9 @@ from transformers import GenerationConfig
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import has_no_distribution
 from trl_drgrpo.common.generation import end_tokens, without_own_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,21 @@ class ModelSampler:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
         generation: Mapping[str, Any],
         batch_size: int,
         *,
         by_length: bool = True,
         around: Callable[[Any], AbstractContextManager] = nullcontext,
     ):
-        self.model = model
+        self.model: Any = model
         self.batch_size = batch_size
         self.by_length = by_length
         self.around = around
         # As in training, both the model's and the tokenizer's end tokens end a completion.
         self.ends = frozenset(end_tokens(model.generation_config.eos_token_id, tokenizer.eos_token_id))
-        self.pad = 0
+        self.pad: Any = 0
         for token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
             if token_id is not None:
                 self.pad = token_id

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.process_rewards.loading import load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.loading import Model, Tokenizer, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.named import register_prm_format
-from trl_drgrpo.process_rewards.prm_inputs import STEP, ScoringInput, encode_marked
+from trl_drgrpo.process_rewards.prm_inputs import STEP, Prompt, ScoringInput, encode_marked
 from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 class ImplicitRewardScorer(PRMScorer):
@@ -40,11 +41,9 @@ class ImplicitRewardScorer(PRMScorer):
             0.001.
         cumulative (`bool`, *optional*, defaults to `False`): `q_k` in the place of `r_k`.
         step_separator (`str`, *optional*, defaults to an empty line): Between two steps.
-        name (`str`, *optional*, defaults to `"implicit_prm"`): Name in logs and metrics.
         batch_size (`int`, *optional*, defaults to `2`): Rows per forward pass, with logits of the whole vocabulary at
             every token of an answer.
-        max_length, prompt_text, dtype, device, quantization_config, trust_remote_code: As in
-            [`TokenClassificationScorer`], for both models.
+        **options: See [`PRMScorer`]; those of loading hold for both models.
 
     Attributes:
         is_causal (`bool`): `False`, so it cannot be a baseline: the last token of a step depends on whether another
@@ -59,12 +58,18 @@ class ImplicitRewardScorer(PRMScorer):
     """
 
     settings: ClassVar = {"reference": None, "beta": 0.05, "cumulative": False, "step_separator": DEFAULT_SEPARATOR}
-    reference: Any
+    reference: Any  # a name before it is loaded
     beta: float
     cumulative: bool
 
     def __init__(
-        self, model: Any, reference: Any = None, tokenizer: Any = None, *, batch_size: int = 2, **options: Any
+        self,
+        model: Model,
+        reference: "Model | None" = None,
+        tokenizer: "Tokenizer | None" = None,
+        *,
+        batch_size: int = 2,
+        **options: Any,
     ):
         super().__init__(model, tokenizer, reference=reference, batch_size=batch_size, **options)
 
@@ -74,7 +79,7 @@ class ImplicitRewardScorer(PRMScorer):
         if self.reference is not None:
             self.max_length = min(self.max_length, longest_input(self.reference, self.tokenizer))
 
-    def _load(self, model: Any) -> Any:
+    def _load(self, model: Model) -> "PreTrainedModel":
         refuse_outside("beta", self.beta, positive(remedy="0.05 is the default."))
         if self.reference is None and not hasattr(model, "disable_adapter"):
             remedy = "Name the model that it was trained from, or pass a PEFT model: its base is the reference."
@@ -108,7 +113,7 @@ class ImplicitRewardScorer(PRMScorer):
                 field = f"{role} of '{self.__name__}'"
                 raise InputError(field, f"{outputs} tokens", f"at least {vocabulary_size}", remedy)
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
         # Two neighboring marks enclose a step. The first one is read at the last token before the answer.
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
         return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
@@ -129,14 +134,15 @@ class ImplicitRewardScorer(PRMScorer):
                 log_probs_ref = self._log_probs(rows, self.model)
         scores: list[list[float | None]] = []
         for row, row_logps, row_logps_ref in zip(rows, log_probs, log_probs_ref, strict=True):
+            log_ratios = (row_logps - row_logps_ref).double()
             widths = [end - start for start, end in pairwise(row.read)]
-            sums = torch.stack([part.sum() for part in (row_logps - row_logps_ref).double().split(widths)])
+            sums = torch.stack([log_ratios_of_step.sum() for log_ratios_of_step in log_ratios.split(widths)])
             if self.cumulative:
                 sums = sums.cumsum(0)
             scores.append((self.beta * sums).tolist())
         return scores
 
-    def _log_probs(self, rows: Sequence[ScoringInput], model: Any) -> "list[torch.Tensor]":
+    def _log_probs(self, rows: Sequence[ScoringInput], model: "PreTrainedModel") -> "list[torch.Tensor]":
         """Return for each row the log-probabilities of the answer's tokens, in float32 on the CPU."""
         import torch
 
@@ -151,7 +157,7 @@ class ImplicitRewardScorer(PRMScorer):
         return log_probs
 
 
-def _own_vocabulary(tokenizer: Any) -> dict[str, int]:
+def _own_vocabulary(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
     """Return the vocabulary without the tokens that were added to it."""
     added = tokenizer.get_added_vocab()
     return {token: i for token, i in tokenizer.get_vocab().items() if token not in added}

@@ -6,17 +6,27 @@ line, and the scores are noise. Here that is an error. The models of searches an
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.finite import refuse_not_finite
 from trl_drgrpo.common.generation import refuse_bad_ends
 from trl_drgrpo.common.hub_errors import hub_errors, refuse_empty_vocabulary, refuse_new_weights
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+# Each may be a path or Hub id.
+Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel"
+Tokenizer: TypeAlias = "str | os.PathLike[str] | PreTrainedTokenizerBase"
 _NO_LIMIT = 10**9  # tokenizers without a limit say 1e30
 
 
-def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    model: Model, tokenizer: "Tokenizer | None", trust_remote_code: bool = False
+) -> "PreTrainedTokenizerFast":
     """Return the tokenizer that was passed, or load the one of the model's path.
 
     Args:
@@ -44,17 +54,17 @@ def load_tokenizer(model: Any, tokenizer: Any, trust_remote_code: bool = False) 
     if not getattr(tokenizer, "is_fast", False):
         remedy = "Load it with `AutoTokenizer` and the `tokenizers` library installed."
         raise InputError("tokenizer", type(tokenizer).__name__, "a fast tokenizer, which knows offsets", remedy)
-    return tokenizer
+    return tokenizer  # type: ignore[return-value]
 
 
 def load_model(
-    model: Any,
+    model: Model,
     auto_class: str,
     own_classes: Mapping[str, type] | None = None,
     *,
-    dtype: Any = None,
-    device: Any = None,
-    quantization_config: Any = None,
+    dtype: "torch.dtype | str | None" = None,
+    device: "torch.device | str | None" = None,
+    quantization_config: "QuantizationConfigMixin | None" = None,
     trust_remote_code: bool = False,
 ) -> Any:
     """Return the model that was passed, moved to `device` and `dtype`, or load it from a path or Hub id.
@@ -85,7 +95,9 @@ def load_model(
             raise InputError("quantization_config", "a model that is already loaded", "a path or Hub id", remedy)
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype)
-        return model if device is dtype is None else model.to(device=device, dtype=dtype)
+        if device is dtype is None:
+            return model
+        return model.to(device=device, dtype=dtype)  # type: ignore[call-overload]
     import transformers
 
     if device is None:
@@ -125,7 +137,7 @@ def load_model(
     return placed
 
 
-def _multimodal_class(model: Any, trust_remote_code: bool) -> Any:
+def _multimodal_class(model: str | os.PathLike[str], trust_remote_code: bool) -> Any:
     """Return the class that a checkpoint names, where no class for its language model alone exists; else `None`."""
     import transformers
 
@@ -138,7 +150,7 @@ def _multimodal_class(model: Any, trust_remote_code: bool) -> Any:
     return getattr(transformers, (config.architectures or [""])[0], None)
 
 
-def architecture(model: Any) -> str:
+def architecture(model: str | os.PathLike[str]) -> str:
     """Return the first architecture that the configuration of a path or Hub id states; empty if it states none."""
     from transformers import PreTrainedConfig
 
@@ -146,7 +158,7 @@ def architecture(model: Any) -> str:
     return (config.get("architectures") or [""])[0]
 
 
-def is_causal(model: Any) -> bool | None:
+def is_causal(model: Model) -> bool | None:
     """Tell whether no token of a model attends to later ones; `None` if its architecture does not say.
 
     A token classifier that is not loaded may be given as its path or Hub id. `None` if its configuration cannot be
@@ -163,11 +175,12 @@ def is_causal(model: Any) -> bool | None:
                 model = AutoModelForTokenClassification.from_config(config, trust_remote_code=False)
         except (OSError, ValueError):
             return None
-    attends = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    loaded: Any = model
+    attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
     return all(attends) if attends else None
 
 
-def longest_input(model: Any, tokenizer: Any) -> int:
+def longest_input(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the number of tokens that both model and tokenizer say they can read."""
     config = model.config
     if hasattr(config, "get_text_config"):

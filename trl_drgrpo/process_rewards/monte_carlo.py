@@ -21,19 +21,24 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any, NamedTuple
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
-from trl_drgrpo.process_rewards.prm_inputs import Cleaner, completion_like, prompt_ids
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, completion_like, prompt_ids
 from trl_drgrpo.process_rewards.step_scorer import dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+
+    from trl_drgrpo.trainer import DrGRPOTrainer
 
 
 class TrainerRollouts:
@@ -57,7 +62,7 @@ class TrainerRollouts:
 
     collective = True
 
-    def __init__(self, trainer: Any = None, *, batch_size: int = 32):
+    def __init__(self, trainer: "DrGRPOTrainer | None" = None, *, batch_size: int = 32):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Give a positive number."))
         self.trainer = trainer
         self.batch_size = batch_size
@@ -79,20 +84,21 @@ class TrainerRollouts:
         if trainer is None:
             remedy = "Pass the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        tokenizer: Any = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         per_call = max(1, self.batch_size // k)
         # Rows of like length share a call, so that little is padded.
         order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
         # Generation is collective: every process makes as many calls as the one with the most prefixes.
         calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=trainer.accelerator.device)
         texts: list[list[str]] = [[] for _ in prefixes]
-        for call in range(int(trainer.accelerator.gather(calls).max())):
+        calls_of_processes: Any = trainer.accelerator.gather(calls)
+        for call in range(int(calls_of_processes.max())):
             batch = order[call * per_call : (call + 1) * per_call]
             rows = [list(prefixes[i]) for i in batch]
             if trainer.accelerator.num_processes > 1:  # the backend wants as many rows from every process
                 filler = rows[-1] if rows else [tokenizer.eos_token_id]
                 rows += [filler] * (per_call - len(rows))
-            repeated = [row for row in rows for _ in range(k)]
+            repeated = list(chain.from_iterable(repeat(row, k) for row in rows))
             sampled = trainer.sample_completions(repeated, num_generations=k)
             decoded = tokenizer.batch_decode(sampled, skip_special_tokens=True)
             for position, i in enumerate(batch):
@@ -117,8 +123,8 @@ class TransformersRollouts:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         max_new_tokens: int = 256,
         temperature: float = 1.0,
@@ -170,7 +176,7 @@ class _Rollout(NamedTuple):
     """A finished completion for the verifier."""
 
     row: int
-    completion: Any
+    completion: Prompt
     token_ids: list[int]
 
 
@@ -207,7 +213,7 @@ class MonteCarloScorer:
         self,
         generate: Callable[..., list[list[str]]],
         verifier: Callable[..., Any],
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         k: int = 8,
         accept_above: float = 0.5,
@@ -227,8 +233,8 @@ class MonteCarloScorer:
         self.__name__ = name
         self._cleaner = Cleaner(tokenizer.all_special_tokens)
 
-    def on_trainer_built(self, trainer: Any) -> None:
-        """Called by the trainer: rollouts that need one and have none take it."""
+    def on_trainer_built(self, trainer: "DrGRPOTrainer") -> None:
+        """Give the trainer, which calls this, to rollouts that need one and have none."""
         if getattr(self.generate, "trainer", trainer) is None:
             self.generate.trainer = trainer  # type: ignore[attr-defined]
 
@@ -239,7 +245,7 @@ class MonteCarloScorer:
         steps: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[int]],
         step_ends: Sequence[Sequence[int]],
-        trainer_state: Any = None,
+        trainer_state: "TrainerState | None" = None,
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> list[list[float | None]]:
@@ -333,7 +339,7 @@ def label_steps(
     rows: Sequence[Mapping[str, Any]],
     generate: Callable[..., list[list[str]]],
     verifier: Callable[..., Any],
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     rollouts: int = 8,
     completions: int = 1,

@@ -5,7 +5,7 @@
       - prm: Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B    # the format is that of the model
 
 Loading waits, so that `--dry_run` and a run with an invalid key do not read billions of weights first.
-`register_prm_format` adds a format; those of this package are in `formats.py`.
+`register_prm_format` adds a format; those of this package are in `published_prms.py` and `implicit.py`.
 """
 
 import os
@@ -74,26 +74,27 @@ def register_prm_format(
     except (re.error, TypeError) as error:
         got = f"published_ids={published_ids!r} ({error})"
         raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
-    register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
     prm_format = PRMFormat(name, help, scorer, is_causal, published_ids, architecture)
+    FORMATS.check_switches(prm_format)  # before the reward of this name is there
+    register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
     FORMATS.add(prm_format)
     if not isinstance(scorer, str):
         _tell_class(prm_format, scorer)
 
 
-def _tell_class(prm_format: PRMFormat, scorer: Any) -> None:
+def _tell_class(prm_format: PRMFormat, scorer: type) -> None:
     """Set the attributes of a scorer's class that its registration states."""
     scorer.format_name = prm_format.name
     scorer.is_causal = prm_format.is_causal
 
 
-def _check_class(name: str, scorer: Any) -> None:
+def _check_class(name: str, scorer: object) -> None:
     if not (isinstance(scorer, type) and issubclass(scorer, PRMScorer)):
         remedy = "Derive it from trl_drgrpo.process_rewards.PRMScorer, or register a function with `register_reward`."
         raise FORMATS.error(name, repr(scorer), "a class of PRMScorer", remedy)
 
 
-def scorer_of(form: str, model: str, **options: Any) -> Any:
+def scorer_of(form: str, model: str, **options: Any) -> PRMScorer:
     """Build the scorer of a format, which loads at the first call.
 
     Args:
@@ -124,38 +125,44 @@ register_reward(
 
 
 def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., Any]:
-    """Return a step reward as Python or a recipe writes it: a function, whatever [`resolve_reward`] takes, or the
-    folder or Hub id of a process reward model, which is short for `{"prm": ...}`. `field` is for the message.
+    """Return a step reward as Python or a recipe writes it. `field` is for the message.
+
+    That is a function, whatever [`resolve_reward`] takes, or the folder or Hub id of a process reward model, which is
+    short for `{"prm": ...}`.
 
     Raises:
         [`InputError`]: The errors of [`resolve_reward`] and [`scorer_of`].
     """
     if callable(spec) or not isinstance(spec, (str, Mapping)):
         return spec  # anything that is no function is refused where the others are
-    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec:
-        is_model = "/" in spec or os.path.isdir(spec)
-        spec = {"prm": os.path.expanduser(spec)} if is_model else spec
+    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec and _is_model(spec):
+        spec = {"prm": os.path.expanduser(spec)}
     return resolve_reward(spec, field)
+
+
+def _is_model(name: str) -> bool:
+    return "/" in name or os.path.isdir(name)
 
 
 def _format_of(model: str) -> str:
     """Return the name of the format that a model's id or its configuration tells."""
     path = user_path(model)
     model_name = (path.name if path.is_dir() else model).lower()
+    # A published id first: it says more than an architecture, and needs no look at the Hub.
     for name, prm_format in FORMATS.items():
         if prm_format.published_ids and re.search(prm_format.published_ids, model_name):
             return name
     with hub_errors("model", model, "a folder or the id of a process reward model on the Hub"):
-        stated = architecture(model)
+        class_name = architecture(model)
     for name, prm_format in FORMATS.items():
-        if prm_format.architecture and stated.endswith(prm_format.architecture):
+        if prm_format.architecture and class_name.endswith(prm_format.architecture):
             return name
-    got = f"{model}, whose architecture, {stated or 'none'}, does not say which format it has"
+    got = f"{model}, whose architecture, {class_name or 'none'}, does not say which format it has"
     remedy = f"Name the format: {', '.join(FORMATS)}."
     raise InputError("model", got, "a process reward model", remedy)
 
 
-def _check_model(model: Any, field: str = "model") -> None:
+def _check_model(model: object, field: str = "model") -> None:
     if not isinstance(model, str) or not model:
         raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
     if not (user_path(model) / "adapter_config.json").is_file():

@@ -16,10 +16,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.rewards.texts import prompt_text as whole_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | list[dict[str, Any]]  # a text, or messages
 
 # How the chat formats in use end a turn or a text; the policy's tokenizer need not be the process reward model's.
 END_TOKENS = (
@@ -43,8 +48,8 @@ _MARKS = (PROMPT_START, PROMPT_END, STEP)
 _MARK = re.compile("|".join(_MARKS))
 
 
-def prompt_without_system(prompt: Any) -> str:
-    r"""A prompt as plain text.
+def prompt_without_system(prompt: Prompt) -> str:
+    r"""Return a prompt as plain text.
 
     Args:
         prompt (`str` or list of messages): As in the dataset.
@@ -65,7 +70,9 @@ def prompt_without_system(prompt: Any) -> str:
     return whole_prompt([message for message in prompt if message["role"] != "system"])
 
 
-def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[int]:
+def prompt_ids(
+    prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", template: Mapping[str, Any] | None = None
+) -> list[int]:
     """Return the token ids of a prompt: a text as it is, messages by the chat template, ready for the answer.
 
     Args:
@@ -76,6 +83,7 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
     Raises:
         `InputError`: A prompt without tokens, or a chat template that fails.
     """
+    ids: list[int]
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt)["input_ids"])
     else:
@@ -83,7 +91,8 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
 
         rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
         try:
-            ids = list(tokenizer.apply_chat_template(prompt, **rendering)["input_ids"])
+            rendered: Any = tokenizer.apply_chat_template(prompt, **rendering)
+            ids = list(rendered["input_ids"])
         except TemplateError as error:  # jinja's sandbox also refuses a template that reaches for more than messages
             got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
             remedy = "Look at chat_template.jinja."
@@ -94,7 +103,7 @@ def prompt_ids(prompt: Any, tokenizer: Any, template: Mapping[str, Any] | None =
     return ids
 
 
-def completion_like(prompt: Any, text: str) -> Any:
+def completion_like(prompt: Prompt, text: str) -> Any:
     """Return a completion in the form of its prompt (or of another completion): text, or one assistant message."""
     if isinstance(prompt, str):
         return text
@@ -179,8 +188,8 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
     ```
     """
     places: dict[str, list[int]] = {mark: [] for mark in _MARKS}
-    for k, match in enumerate(_MARK.finditer(text)):
-        places[match[0]].append(match.start() - k)  # k marks of one character stand before it, and are taken out
+    for marks_before, match in enumerate(_MARK.finditer(text)):
+        places[match[0]].append(match.start() - marks_before)  # each is one character, and is taken out
     return _MARK.sub("", text), places
 
 
@@ -268,8 +277,10 @@ class ScoringInput:
         return ScoringInput(self.input_ids[:start] + self.input_ids[start + lost :], positions, (start, end - lost))
 
 
-def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separator: str) -> ScoringInput:
-    """Prompt and steps as TRL's former PRM trainer joins them; each step is read at its last token.
+def encode_piecewise(
+    tokenizer: "PreTrainedTokenizerBase", prompt: str, steps: Sequence[str], separator: str
+) -> ScoringInput:
+    """Join prompt and steps as TRL's former PRM trainer did; each step is read at its last token.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Of the process reward model.
@@ -280,7 +291,8 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
     Returns:
         [`ScoringInput`]: `[bos] prompt step separator step separator ...`.
     """
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    bos_id: Any = tokenizer.bos_token_id
+    start: list[int] = [] if bos_id is None else [bos_id]
     prompt_ids = _ids(tokenizer, prompt)
     separator_ids = _ids(tokenizer, separator)
     input_ids = start + prompt_ids
@@ -292,7 +304,12 @@ def encode_piecewise(tokenizer: Any, prompt: str, steps: Sequence[str], separato
 
 
 def encode_marked(
-    tokenizer: Any, marked_text: str, marks: int, special_tokens: bool, token_id: int | None = None, shift: int = 0
+    tokenizer: "PreTrainedTokenizerBase",
+    marked_text: str,
+    marks: int,
+    special_tokens: bool,
+    token_id: int | None = None,
+    shift: int = 0,
 ) -> ScoringInput:
     """Tokenize a rendered text at once.
 
@@ -321,9 +338,9 @@ def encode_marked(
     first = places[PROMPT_START][0]
     last = places[PROMPT_END][-1]
     cut = (0, 0)
-    prompt = [i for i, (start, end) in enumerate(offsets) if first <= start < end <= last]
-    if prompt:
-        cut = (prompt[0], prompt[-1] + 1)
+    prompt_tokens = [token for token, (start, end) in enumerate(offsets) if first <= start < end <= last]
+    if prompt_tokens:
+        cut = (prompt_tokens[0], prompt_tokens[-1] + 1)
     positions: list[int | None] = [None] * marks
     if len(places[STEP]) != marks:
         return ScoringInput(input_ids, positions, cut)
@@ -335,18 +352,21 @@ def encode_marked(
             if token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0:
                 positions[step] = token + shift
     else:
-        with_text = [i for i, (start, end) in enumerate(offsets) if start < end]
-        begun = [bisect_left(with_text, place, key=lambda i: offsets[i][0]) for place in places[STEP]]
-        if 0 not in begun:
-            positions = [with_text[count - 1] for count in begun]
+        with_text = [token for token, (start, end) in enumerate(offsets) if start < end]
+        starts = [offsets[token][0] for token in with_text]
+        counts_begun = [bisect_left(starts, place) for place in places[STEP]]
+        if 0 not in counts_begun:  # else nothing is before the first mark
+            positions = [with_text[count - 1] for count in counts_begun]
     return ScoringInput(input_ids, positions, cut)
 
 
-def single_token_id(tokenizer: Any, text: str) -> int | None:
+def single_token_id(tokenizer: "PreTrainedTokenizerBase", text: str) -> int | None:
     """Return the id of a text that is one token of the vocabulary, else `None`."""
     ids = _ids(tokenizer, text)
     return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    if not text:
+        return []
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

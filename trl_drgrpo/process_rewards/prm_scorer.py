@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.ranges import refuse_outside, whole
-from trl_drgrpo.process_rewards.loading import is_causal, load_model, load_tokenizer, longest_input
+from trl_drgrpo.process_rewards.loading import Model, Tokenizer, is_causal, load_model, load_tokenizer, longest_input
 from trl_drgrpo.process_rewards.prm_inputs import (
     PROMPT_END,
     PROMPT_START,
     STEP,
     Cleaner,
+    Prompt,
     ScoringInput,
     encode_marked,
     prompt_without_system,
@@ -34,6 +35,8 @@ from trl_drgrpo.rewards.texts import content_text
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),
@@ -52,9 +55,20 @@ class PRMScorer:
     `_encode`. `register_prm_format` gives it a name.
 
     Args:
-        model, tokenizer, name, batch_size, max_length, prompt_text, lazy: See [`TokenClassificationScorer`].
-        **options: `dtype`, `device`, `quantization_config` and `trust_remote_code`, as there; the format's own, see
-            `settings`.
+        model (`str` or `PreTrainedModel`): Path, Hub id or model.
+        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
+        name (`str`, *optional*): Name in logs and metrics; by default that of the format.
+        batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
+        max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
+        prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
+            system's, separated by an empty line.
+        lazy (`bool`, *optional*, defaults to `False`): Whether to load a model that is named at the first call. What
+            only loading shows is raised then.
+        dtype (`torch.dtype` or `str`, *optional*): Type of the weights; by default the checkpoint's.
+        device (`torch.device` or `str`, *optional*): By default this process's GPU, else the CPU.
+        quantization_config (*optional*): For `from_pretrained`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
+        **options: The format's own, see `settings`.
 
     Attributes:
         is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
@@ -81,13 +95,13 @@ class PRMScorer:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: Model,
+        tokenizer: "Tokenizer | None" = None,
         *,
         name: str | None = None,
         batch_size: int = 8,
         max_length: int | None = None,
-        prompt_text: Callable[[Any], str] | None = None,
+        prompt_text: Callable[[Prompt], str] | None = None,
         lazy: bool = False,
         **options: Any,
     ):
@@ -97,8 +111,8 @@ class PRMScorer:
         vars(self).update({**self.settings, **options})
         scorer_class = type(self)
         self.__name__ = name or vars(scorer_class).get("format_name", scorer_class.__name__)
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model: Any = model  # a name, or two, before they are loaded
+        self.tokenizer: Any = tokenizer
         self.batch_size = batch_size
         self.max_length = max_length or 0
         self._prompt_text = prompt_text
@@ -135,7 +149,7 @@ class PRMScorer:
                 remedy = did_you_mean(option, allowed, "Remove it.")
                 raise InputError(option, "an unknown option", f"one of {', '.join(allowed)}", remedy)
 
-    def _load(self, model: Any) -> Any:
+    def _load(self, model: Model) -> "PreTrainedModel":
         from trl_drgrpo.process_rewards.prm_architectures import OWN_CLASSES
 
         return load_model(model, self.auto_class, OWN_CLASSES, **self._loading)
@@ -158,10 +172,12 @@ class PRMScorer:
             raise InputError(f"{field} of '{self.__name__}'", got, "one token of the vocabulary", remedy)
         return token_id
 
-    def _candidates(self, **tokens: Any) -> list[int]:
+    def _candidates(self, **tokens: str | int | None) -> list[int]:
         """Return the ids of the two candidate tokens, checked against the model's vocabulary."""
+        ids = []
+        for field, token in tokens.items():
+            ids.append(token if isinstance(token, int) else self._token(field, str(token)))
         vocabulary = self.model.config.get_text_config().vocab_size
-        ids = [token if isinstance(token, int) else self._token(field, token) for field, token in tokens.items()]
         head = self.model.get_output_embeddings()
         if head is None or max(ids) >= vocabulary:
             got = f"{vocabulary} outputs per token"
@@ -230,7 +246,8 @@ class PRMScorer:
             for index in indices:
                 rewards[row][index] = 0.0  # until it is read
             inputs += [(row, indices, part) for part in parts if part.read]
-        inputs.sort(key=lambda item: len(item[2].input_ids), reverse=True)  # rows of like length share a forward pass
+        # Rows of like length share a forward pass; the longest come first, so that too little memory shows at once.
+        inputs.sort(key=lambda item: len(item[2].input_ids), reverse=True)
         self.model.eval()
         for start in range(0, len(inputs), self.batch_size):
             batch = inputs[start : start + self.batch_size]
@@ -243,16 +260,15 @@ class PRMScorer:
             log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
         return rewards
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
         """Write a row in the model's format; the steps are clean and not empty."""
         before_steps, before_marker, between = self.layout
-        if self.number_steps:
-            numbered_steps = []
-            for number, step in enumerate(steps, start=1):
-                is_numbered = re.match(r"Step \d+:", step) is not None
-                numbered_steps.append(step if is_numbered else f"Step {number}: {step.lstrip()}")
-            steps = numbered_steps
-        answer = between.join(f"{step}{before_marker}{STEP}{self.marker}" for step in steps)
+        written_steps = []
+        for number, step in enumerate(steps, start=1):
+            if self.number_steps and not re.match(r"Step \d+:", step):
+                step = f"Step {number}: {step.lstrip()}"
+            written_steps.append(f"{step}{before_marker}{STEP}{self.marker}")
+        answer = between.join(written_steps)
         if self.is_chat:
             text = self._chat(prompt, answer)
         else:
@@ -267,13 +283,14 @@ class PRMScorer:
             return logits.softmax(dim=-1)[:, 1]
         return logits[:, 0].sigmoid()
 
-    def _chat(self, prompt: Any, answer: str) -> str:
+    def _chat(self, prompt: Prompt, answer: str) -> str:
         """Return a chat of the marked prompt and the assistant's answer."""
-        marked = self._messages(prompt)
-        first = next((i for i, message in enumerate(marked) if message["role"] != "system"), 0)
-        marked[first]["content"] = PROMPT_START + marked[first]["content"]
-        marked[-1]["content"] += PROMPT_END
-        return self._rendered([*marked, {"role": "assistant", "content": answer}])
+        messages = self._messages(prompt)
+        # A system prompt is no part of what may be cut: the model was trained behind it.
+        first = next((message for message in messages if message["role"] != "system"), messages[0])
+        first["content"] = PROMPT_START + first["content"]
+        messages[-1]["content"] += PROMPT_END
+        return self._rendered([*messages, {"role": "assistant", "content": answer}])
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.tokenizer.chat_template:
@@ -281,11 +298,12 @@ class PRMScorer:
             raise InputError(f"tokenizer of '{self.__name__}'", "no chat template", "a chat template", remedy)
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
 
-    def _text(self, prompt: Any) -> str:
+    def _text(self, prompt: Prompt) -> str:
         """Return the prompt as one clean text."""
-        return self._cleaner.prompt((self._prompt_text or prompt_without_system)(prompt))
+        to_text = self._prompt_text or prompt_without_system
+        return self._cleaner.prompt(to_text(prompt))
 
-    def _messages(self, prompt: Any) -> list[dict[str, str]]:
+    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
         """Return the prompt as clean messages; a text, or the text by `prompt_text`, becomes the user's message."""
         if isinstance(prompt, str) or self._prompt_text is not None:
             return [{"role": "user", "content": self._text(prompt).strip()}]
@@ -325,7 +343,10 @@ class PRMScorer:
         return scores
 
     def _logits(
-        self, rows: Sequence[ScoringInput], positions_per_row: Sequence[Sequence[int]], model: Any
+        self,
+        rows: Sequence[ScoringInput],
+        positions_per_row: Sequence[Sequence[int]],
+        model: "PreTrainedModel | PeftModel",
     ) -> "list[torch.Tensor]":
         """Run the model once. Return the logits at each row's positions, `(positions, classes or vocabulary)`."""
         import torch
@@ -335,8 +356,8 @@ class PRMScorer:
         tokens = [torch.tensor(row.input_ids) for row in rows]
         input_ids = pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0)  # (B, S)
         attention_mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
-        parameters = inspect.signature(inner.forward).parameters
+        base = getattr(model, "get_base_model", lambda: model)()  # behind adapters, whose forward takes anything
+        parameters = inspect.signature(base.forward).parameters
         options: dict[str, Any] = {}
         if "use_cache" in parameters:
             options["use_cache"] = False

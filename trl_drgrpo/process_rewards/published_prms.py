@@ -16,19 +16,23 @@ checked against their authors' code. `implicit.py` has one more format.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from trl_drgrpo.process_rewards.loading import is_causal
+from trl_drgrpo.process_rewards.loading import Model, is_causal
 from trl_drgrpo.process_rewards.named import register_prm_format
 from trl_drgrpo.process_rewards.prm_inputs import (
     PROMPT_END,
     PROMPT_START,
     STEP,
+    Prompt,
     ScoringInput,
     encode_marked,
     encode_piecewise,
 )
 from trl_drgrpo.process_rewards.prm_scorer import PRMScorer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TRL_SEPARATOR = "\n"  # of a model that does not say: that of TRL's former PRM trainer
 
@@ -36,26 +40,20 @@ TRL_SEPARATOR = "\n"  # of a model that does not say: that of TRL's former PRM t
 class MathShepherdScorer(PRMScorer):
     """Math-Shepherd: a causal model that predicts `+` or `-` at a marker behind every step.
 
-    Score = softmax over the logits of the two candidate tokens at the marker, the share of `good`.
+    Score = softmax over the logits of the two candidate tokens at the marker, the share of `good`. A published model
+    is `peiyi9979/math-shepherd-mistral-7b-prm`.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`peiyi9979/math-shepherd-mistral-7b-prm`) or model.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
         marker (`str`, *optional*, defaults to `"ки"`): One token of the vocabulary.
         good (`str` or `int`, *optional*, defaults to `"+"`): The candidate, one token; or its id.
         bad (`str` or `int`, *optional*, defaults to `"-"`): The other candidate.
         number_steps (`bool`, *optional*, defaults to `True`): Write `Step k: ` before steps that do not begin so, as
             every step of the training data does.
-        name (`str`, *optional*, defaults to `"math_shepherd_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: See
-            [`TokenClassificationScorer`].
-
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+        **options: See [`PRMScorer`].
 
     Raises:
-        `InputError`: Marker or candidate that is not one token, a vocabulary that does not hold them, a model that
-            does not load.
+        `InputError`: Marker or candidate that is not one token, a vocabulary that does not hold them, and the errors
+            of [`PRMScorer`].
 
     Source: arXiv 2312.08935, and the code on its model card.
     """
@@ -76,13 +74,11 @@ register_prm_format(
 class VersaScorer(PRMScorer):
     r"""VersaPRM and Llama-PRM800K: Llama 3 that predicts `+` or `-` at ` \n\n\n\n`; steps are not numbered.
 
-    Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`UW-Madison-Lee-Lab/VersaPRM`) or model.
-        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, lazy, dtype, device,
-            quantization_config, trust_remote_code: See [`MathShepherdScorer`]; other defaults.
+    A published model is `UW-Madison-Lee-Lab/VersaPRM`.
 
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+    Args:
+        marker, good, bad, number_steps: See [`MathShepherdScorer`]; other defaults.
+        **options: See [`PRMScorer`].
 
     Raises:
         `InputError`: The errors of [`MathShepherdScorer`].
@@ -91,7 +87,8 @@ class VersaScorer(PRMScorer):
     settings: ClassVar = {"marker": " \n\n\n\n", "good": "+", "bad": "-", "number_steps": False}
     layout = (" \n\n", "", "")
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
+        # White space at an end of a step would join the marker's line breaks, and the marker would be another token.
         return super()._encode(prompt, [step.strip() for step in steps])
 
 
@@ -110,12 +107,8 @@ class MathPSAScorer(VersaScorer):
     The published checkpoint is an adapter, which loads on the base that it names; name the base's tokenizer too.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id or model; an adapter's too.
-        tokenizer, marker, good, bad, number_steps, name, batch_size, max_length, prompt_text, lazy, dtype, device,
-            quantization_config, trust_remote_code: See [`MathShepherdScorer`]; other defaults.
-
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+        marker, good, bad, number_steps: See [`MathShepherdScorer`]; other defaults.
+        **options: See [`PRMScorer`].
 
     Raises:
         `InputError`: The errors of [`MathShepherdScorer`].
@@ -138,36 +131,31 @@ class ChatTurnScorer(PRMScorer):
     """Chat-turn models: every step is a user turn, the assistant answers `+` or `-`.
 
     Score of step k = softmax over the logits of the two answers where the k-th answer is predicted, the share of
-    `good`, all earlier answers being `good`, as the published evaluation does. The prompt opens the first turn.
+    `good`, all earlier answers being `good`, as the published evaluation does. The prompt opens the first turn. A
+    published model is `RLHFlow/Llama3.1-8B-PRM-Deepseek-Data`.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`RLHFlow/Llama3.1-8B-PRM-Deepseek-Data`) or model.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
-            the model is loaded already.
         good (`str`, *optional*, defaults to `"+"`): The answer to a good step, one token.
         bad (`str` or `int`, *optional*, defaults to `"-"`): The other answer, one token or its id.
-        name (`str`, *optional*, defaults to `"chat_turn_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: See
-            [`TokenClassificationScorer`].
-
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+        **options: See [`PRMScorer`].
 
     Raises:
         `InputError`: Answers that are not one token, a vocabulary that does not hold them, a tokenizer without chat
-            template, a model that does not load.
+            template, and the errors of [`PRMScorer`].
 
     Source: RLHFlow's process reward models (arXiv 2405.07863 and their evaluation code).
     """
 
     settings: ClassVar = {"good": "+", "bad": "-"}
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
         question = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}"
         turns: list[dict[str, str]] = []
-        for k, step in enumerate(steps):
-            turns.append({"role": "user", "content": step if k else f"{question} {step}"})
+        for number, step in enumerate(steps):
+            content = step if number else f"{question} {step}"
+            turns.append({"role": "user", "content": content})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
+        # Read one token before the answer: the logits there predict it.
         return encode_marked(self.tokenizer, self._rendered(turns), len(steps), False, self.candidates[0], shift=-1)
 
 
@@ -183,24 +171,19 @@ register_prm_format(
 class QwenMathScorer(PRMScorer):
     """Qwen2.5-Math-PRM: a head of two classes, read at a marker token behind every step of a chat answer.
 
+    A published model is `Qwen/Qwen2.5-Math-PRM-7B`; any model whose logits have two classes per token will do.
+    Checkpoints of that architecture load without code from the Hub. Messages keep their roles, the system's too,
+    unless `prompt_text` is given.
+
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Qwen/Qwen2.5-Math-PRM-7B`) or any model whose logits have
-            two classes per token. Checkpoints of that architecture load without code from the Hub.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model, with a chat template; required if
-            the model is loaded already.
         marker (`str`, *optional*, defaults to `"<extra_0>"`): One token of the vocabulary.
         auto_class (`str`, *optional*, defaults to `"AutoModelForTokenClassification"`): Loads a checkpoint of another
             architecture; `"AutoModel"` with `trust_remote_code=True` runs the repository's own class.
-        name (`str`, *optional*, defaults to `"qwen_math_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: See
-            [`TokenClassificationScorer`]. Messages keep their roles, the system's too, unless `prompt_text` is given.
-
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+        **options: See [`PRMScorer`].
 
     Raises:
         `InputError`: A marker that is not one token, a tokenizer without chat template, a head that has not two
-            classes, a model that does not load.
+            classes, and the errors of [`PRMScorer`].
 
     Source: arXiv 2501.07301, and the code on its model card.
     """
@@ -220,45 +203,32 @@ register_prm_format(
 
 
 class TokenClassificationScorer(PRMScorer):
-    """Step rewards from an `AutoModelForTokenClassification` with two classes.
+    """Step rewards from an `AutoModelForTokenClassification` with two classes, such as `train-prm` makes.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id or model.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
         step_separator (`str`, *optional*): What followed every step in training. Defaults to what `train-prm` noted
             in the model's config, else to a line break, TRL's default.
-        name (`str`, *optional*, defaults to `"token_classification_prm"`): Name in logs and metrics.
-        batch_size (`int`, *optional*, defaults to `8`): Rows per forward pass.
-        max_length (`int`, *optional*): Longest input in tokens. Defaults to what model and tokenizer state.
-        lazy (`bool`, *optional*, defaults to `False`): Whether to load a model that is named at the first call. What
-            only loading shows is raised then.
-        dtype (`torch.dtype` or `str`, *optional*): Type of the weights; by default the checkpoint's.
-        device (`torch.device` or `str`, *optional*): By default this process's GPU, else the CPU.
-        quantization_config (*optional*): For `from_pretrained`.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the repository may run.
-        prompt_text (`Callable`, *optional*): Turns a prompt into text. By default the contents of all messages but the
-            system's, separated by an empty line.
+        **options: See [`PRMScorer`].
 
     Attributes:
-        is_causal (`bool`, *optional*): Whether the score of a step reads no further than the end of that step, which
-            `process_role="baseline"` requires: `True` of a decoder, `False` of an encoder, `None` before it is known.
+        is_causal (`bool`, *optional*): `True` of a decoder, `False` of an encoder, `None` before it is known.
 
     Raises:
-        `InputError`: A model that does not load, lacks its head, or whose head has not two classes.
+        `InputError`: A head that is missing or has not two classes, and the errors of [`PRMScorer`].
     """
 
     auto_class = "AutoModelForTokenClassification"
     outputs = 2
     settings: ClassVar = {"step_separator": None}  # until the model says
 
-    def _load(self, model: Any) -> Any:
+    def _load(self, model: Model) -> "PreTrainedModel":
         loaded = super()._load(model)
         if self.step_separator is None:
             self.step_separator = getattr(loaded.config, "step_separator", TRL_SEPARATOR)
         self.is_causal = is_causal(loaded)
         return loaded
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
         return encode_piecewise(self.tokenizer, self._text(prompt), steps, self.step_separator)
 
 
@@ -275,22 +245,16 @@ class SkyworkScorer(PRMScorer):
     r"""Skywork-o1-Open-PRM: Qwen2 with a value head, read at the step token behind every step.
 
     The model was trained on lines: each line of a step is followed by the step token, as in the published code, and
-    the step's score is the one at its last line.
+    the step's score is the one at its last line. A published model is `Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B`,
+    which loads without code from the Hub; any model with one output per token will do.
 
     Args:
-        model (`str` or `PreTrainedModel`): Path, Hub id (`Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B`) or a model with
-            one output per token. Loads without code from the Hub.
-        tokenizer (`str` or `PreTrainedTokenizerBase`, *optional*): Of that model; required if it is loaded already.
         step_token (`str`, *optional*, defaults to a line break): One token of the vocabulary.
-        name (`str`, *optional*, defaults to `"skywork_prm"`): Name in logs and metrics.
-        batch_size, max_length, prompt_text, lazy, dtype, device, quantization_config, trust_remote_code: See
-            [`TokenClassificationScorer`].
-
-    Attributes:
-        is_causal (`bool`): `True`: the score of a step reads no further than the end of that step.
+        **options: See [`PRMScorer`].
 
     Raises:
-        `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs.
+        `InputError`: A step token that is not one token, a checkpoint without its head, a head of other outputs, and
+            the errors of [`PRMScorer`].
     """
 
     auto_class = "Qwen2ForPrmModel"
@@ -298,11 +262,11 @@ class SkyworkScorer(PRMScorer):
     settings: ClassVar = {"step_token": "\n"}
     step_token: str
 
-    def _load(self, model: Any) -> Any:
+    def _load(self, model: Model) -> "PreTrainedModel":
         self._token("step_token", self.step_token)
         return super()._load(model)
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> ScoringInput:
+    def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
         lines: list[str] = []
         last_lines: list[int] = []  # index of each step's last line
         for step in steps:

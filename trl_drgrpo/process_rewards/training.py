@@ -24,7 +24,7 @@ from functools import partial
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -35,10 +35,21 @@ from trl_drgrpo.common.finite import first_not_finite
 from trl_drgrpo.common.hub_errors import hub_errors, is_hub_id
 from trl_drgrpo.common.output_folders import checkpoint_folders, delete, drop_saved_links
 from trl_drgrpo.common.ranges import refuse_bad_adapter, refuse_out_of_range
-from trl_drgrpo.process_rewards.loading import is_causal, load_tokenizer
+from trl_drgrpo.process_rewards.loading import Model, Tokenizer, is_causal, load_tokenizer
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, encode_piecewise, prompt_without_system, texts_of
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR
 from trl_drgrpo.process_rewards.steps.segmenter import joining_text
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import (
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        Trainer,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -238,15 +249,15 @@ def _wrong_shape(source: str, got: str, expected: str) -> InputError:
 
 
 def train_prm(
-    model: Any,
+    model: Model,
     rows: Sequence[Mapping[str, Any]],
     output_dir: str | Path,
     *,
-    tokenizer: Any = None,
+    tokenizer: "Tokenizer | None" = None,
     eval_rows: Sequence[Mapping[str, Any]] | None = None,
     step_separator: str = DEFAULT_SEPARATOR,
     max_length: int = 2048,
-    peft_config: Any = None,
+    peft_config: "PeftConfig | None" = None,
     resume_from_checkpoint: str | bool | None = None,
     dataset_name: str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -316,13 +327,14 @@ def train_prm(
     # Our callback deletes old checkpoints, and transformers none, see `_limits_checkpoints`.
     limit = training_arguments.save_total_limit
     training_arguments.save_total_limit = None
+    pad_id: Any = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     trainer = _trainer_class()(
         model=network,
         callbacks=[_limits_checkpoints(limit)],
         args=training_arguments,
         train_dataset=examples,  # type: ignore[arg-type]
         eval_dataset=held_out,  # type: ignore[arg-type]
-        data_collator=partial(_padded, pad_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0),
+        data_collator=partial(_padded, pad_id=pad_id),
         processing_class=tokenizer,
         compute_metrics=_recognized,
         compute_loss_func=_label_loss,
@@ -404,7 +416,7 @@ def _steps_of(checkpoint: str | Path | None) -> int:
     return TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json")).global_step
 
 
-def _mean_loss(state: Any, reported: float, steps_before: int) -> float:
+def _mean_loss(state: "TrainerState", reported: float, steps_before: int) -> float:
     """Return the mean loss of all steps, also of those before a resume, which transformers leaves out.
 
     After a resume it is the mean over the steps that were logged; NaN where none was.
@@ -429,7 +441,7 @@ _MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 
 
 def tokenize_rows(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, step_separator: str, max_length: int
+    rows: Sequence[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", step_separator: str, max_length: int
 ) -> tuple[list[dict[str, list[Any]]], int]:
     """Make training examples from labeled steps.
 
@@ -496,11 +508,13 @@ def _limits_checkpoints(limit: int | None) -> Any:
     from transformers import TrainerCallback
 
     class LimitsCheckpoints(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_save(
+            self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kwargs: Any
+        ) -> None:
             if not limit or not state.is_world_process_zero:
                 return
             protected = (f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name)
-            folders = checkpoint_folders(Path(args.output_dir))[::-1]
+            folders = checkpoint_folders(Path(str(args.output_dir)))[::-1]
             removable = [path for path in folders if path.name not in protected]
             for path in removable[: max(len(folders) - limit, 0)]:
                 delete(path)
@@ -533,9 +547,9 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
     return training_arguments
 
 
-def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
+def _with_head(model: Model, seed: int, dtype: torch.dtype) -> Any:
     """Return a token classifier of two classes. The new head, and an adapter, are drawn with the run's seed."""
-    if not isinstance(model, (str, Path)):
+    if not isinstance(model, str | os.PathLike):
         if model.config.num_labels != 2:
             remedy = "Load it with `num_labels=2`."
             raise InputError("model", f"a head of {model.config.num_labels} classes", "2 classes", remedy)
@@ -554,12 +568,12 @@ def _with_head(model: Any, seed: int, dtype: torch.dtype) -> Any:
         )
 
 
-def _with_adapter(network: Any, peft_config: Any) -> Any:
+def _with_adapter(network: "PreTrainedModel", peft_config: "PeftConfig") -> Any:
     """Return the model with an adapter. The adapter and the head are trained in float32."""
     from peft import get_peft_model
 
     refuse_bad_adapter(vars(peft_config), "peft_config.")
-    config = copy.copy(peft_config)
+    config: Any = copy.copy(peft_config)
     config.task_type = "TOKEN_CLS"
     # The heads get no adapter: they are trained as a whole.
     config.exclude_modules = config.exclude_modules or ["score", "classifier"]
@@ -586,7 +600,9 @@ def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[st
     }
 
 
-def _label_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+def _label_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
     """Return the cross-entropy of the labels `(B, S)`, which may be soft, per label of the optimizer step."""
     counted = labels != IGNORED
     good = labels[counted].float()
@@ -613,7 +629,7 @@ def _recognized(prediction: Any) -> dict[str, float]:
     return metrics
 
 
-def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any) -> None:
+def _write_card(trainer: "Trainer", base: str, dataset_name: str | None, **facts: Any) -> None:
     """Write README.md beside the model: base, data, settings and the meaning of a score."""
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -627,7 +643,7 @@ def _write_card(trainer: Any, base: str, dataset_name: str | None, **facts: Any)
         pipeline_tag="token-classification",
         tags=["process-reward-model", "prm", "trl-drgrpo"],
     )
-    folder = Path(trainer.args.output_dir)
+    folder = Path(str(trainer.args.output_dir))
     template = files("trl_drgrpo.process_rewards").joinpath("prm_card.md.jinja").read_text("utf-8")
     card = ModelCard.from_template(
         metadata,

@@ -75,7 +75,7 @@ class Failures:
         self._has_logged = False
 
     @contextmanager
-    def guarding(self, environment: Any, method: str, row: int, turn: int | None = None) -> Iterator[None]:
+    def guarding(self, environment: object, method: str, row: int, turn: int | None = None) -> Iterator[None]:
         """Guard a call of a method. Where rows may be lost, the block just ends at its failure.
 
         Raises:
@@ -133,7 +133,7 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
     return matched / turns if turns else None
 
 
-def _has_value(key: Any) -> bool:
+def _has_value(key: object) -> bool:
     """Tell whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
     with suppress(Exception):
         return pickle.loads(pickle.dumps(key)) in {key}
@@ -251,21 +251,23 @@ class TurnRewards:
                 rewards[i] = self._per_turn(output, i, len(steps[i]))
         return rewards
 
-    def _per_turn(self, output: Any, row: int, turns: int) -> list[float | None]:
+    def _per_turn(self, output: object, row: int, turns: int) -> list[float | None]:
         if isinstance(output, BaseException):
             raise output
-        output = listed(output)
+        rewards = listed(output)
         field = f"{self.__name__}.get_turn_rewards"
         expected = f"{turns}, one per turn of the model"
-        if not isinstance(output, (list, tuple)):
-            raise RewardError(field, f"{type(output).__name__} for row {row}", f"a list of {expected}", "Return one.")
-        output = [reward_number(reward, field, f"for turn {k} of row {row}") for k, reward in enumerate(output)]
-        if len(output) == turns + 1 == self.begun()[row] and turns:
+        if not isinstance(rewards, list | tuple):
+            raise RewardError(field, f"{type(rewards).__name__} for row {row}", f"a list of {expected}", "Return one.")
+        numbers: list[float | None] = []
+        for turn, reward in enumerate(rewards):
+            numbers.append(reward_number(reward, field, f"for turn {turn} of row {row}"))
+        if len(numbers) == turns + 1 == self.begun()[row] and turns:
             # The model had no room left for the turn that the last tool result began, so the turn before it earned
             # what is paid there.
-            scored = [reward for reward in output[turns - 1 :] if reward is not None]
-            return [*output[: turns - 1], sum(scored) if scored else None]
-        if len(output) != turns:
+            last_rewards = [number for number in numbers[turns - 1 :] if number is not None]
+            return [*numbers[: turns - 1], sum(last_rewards) if last_rewards else None]
+        if len(numbers) != turns:
             remedy = "Append a 0 in `on_turn_begin`, which is called once per turn, with or without tool calls."
-            raise RewardError(field, f"{len(output)} rewards for row {row}", expected, remedy)
-        return output
+            raise RewardError(field, f"{len(numbers)} rewards for row {row}", expected, remedy)
+        return numbers

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
-from trl_drgrpo.process_rewards.prm_inputs import Cleaner, prompt_without_system, texts_of, unread
+from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, prompt_without_system, texts_of, unread
 from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
@@ -224,7 +224,7 @@ class StepJudge(Judge):
                     rewards[row][written[row][1][k]] = verdicts[k]
         return rewards
 
-    def _messages(self, prompt: Any, steps: Sequence[str]) -> Messages:
+    def _messages(self, prompt: Prompt, steps: Sequence[str]) -> Messages:
         solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
         values = {"problem": self._cleaner.prompt(prompt_without_system(prompt)).strip(), "solution": solution}
         # In one pass, so that braces in the problem or in a step stay text.

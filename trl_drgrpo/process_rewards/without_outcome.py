@@ -6,5 +6,5 @@ PROCESS_ONLY = "rewards/process_only/mean"  # logged by a run without an outcome
 
 
 def process_only(completions: list[Any], **kwargs: Any) -> list[float]:
-    """The outcome reward of a run that has step rewards only: TRL asks for one, and 0 for every row says nothing."""
+    """Return 0 for every row, as the outcome reward of a run that has step rewards only: TRL asks for one."""
     return [0.0] * len(completions)

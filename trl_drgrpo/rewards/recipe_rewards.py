@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.common.reading import user_path
@@ -38,7 +38,7 @@ def resolve_object(path: str, field: str) -> Any:
 
     Refuses a path without a module, file or name, and a module that fails to import. `field` is for the message.
     """
-    module_and_object = _at_path(path, field)
+    module_and_object = _at_path(path, field, "name")
     if module_and_object is None:
         raise InputError(field, repr(path), "a path", _write_path(path))
     return module_and_object[1]
@@ -51,8 +51,8 @@ def _write_path(text: str) -> str:
     return "Name a function as `package.module.function` or `path/to/file.py:function`."
 
 
-def _at_path(spec: str, field: str) -> tuple[ModuleType, Any] | None:
-    """Return the module and the object of a path; `None` for text that is no path."""
+def _at_path(spec: str, field: str, kind: Literal["function", "name"] = "function") -> tuple[ModuleType, Any] | None:
+    """Return the module and the object of a path; `None` for text that is no path. `kind` is for the message."""
     place, _, attribute = spec.rpartition(":")
     if place.endswith(".py"):
         module = module_from_file(spec, place, field)
@@ -62,10 +62,12 @@ def _at_path(spec: str, field: str) -> tuple[ModuleType, Any] | None:
     else:
         return None
     if not hasattr(module, attribute):
-        functions = _public_functions(module)
-        otherwise = f"Its functions: {', '.join(functions) or 'none'}."
-        hint = did_you_mean(attribute, functions, otherwise, most=2)
-        raise InputError(field, f"{spec!r}", f"a function of {origin(module)}", hint)
+        names = _public_functions(module)
+        if kind == "name":
+            names = sorted(name for name in vars(module) if not name.startswith("_"))
+        otherwise = f"Its {kind}s: {', '.join(names) or 'none'}."
+        hint = did_you_mean(attribute, names, otherwise, most=2)
+        raise InputError(field, f"{spec!r}", f"a {kind} of {origin(module)}", hint)
     return module, getattr(module, attribute)
 
 

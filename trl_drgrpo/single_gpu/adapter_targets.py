@@ -1,11 +1,12 @@
 """The layers that an adapter's configuration names, against those of the model."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
+from transformers import PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.single_gpu.peft_adapters import ALL_LINEAR, HEAD
@@ -16,27 +17,34 @@ def check_targets(config: PeftConfig, model: nn.Module) -> None:
 
     PEFT passes over a single one of `target_modules`, and so does this, as long as another one is there.
     """
-    modules = [name for name, _ in model.named_modules()]
+    modules = dict(model.named_modules())
     parameters = [name for name, _ in model.named_parameters()]
-    last_names = sorted({name.rpartition(".")[2] for name in modules if name})
     _refuse_missing(config, model, "target_parameters", "parameter", parameters, parameters)
-    _refuse_missing(config, model, "modules_to_save", "module", modules, last_names)
+    _refuse_missing(config, model, "modules_to_save", "module", list(modules), _last_names(modules))
     targets = getattr(config, "target_modules", None)
     if not targets or targets == ALL_LINEAR or getattr(config, "target_parameters", None):
         return
     if any(check_target_module_exists(config, name) for name in modules):
         _refuse_tied_target(config, model)
         return
-    linear_layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    layers = sorted({name.rpartition(".")[2] for name in linear_layers})
+    layers = _last_names(name for name, module in modules.items() if isinstance(module, nn.Linear))
     requested = [targets] if isinstance(targets, str) else sorted(targets)
-    near = [match for target in requested for match in get_close_matches(target, layers, n=1, cutoff=0.6)]
+    nearest: dict[str, None] = {}  # in order, without repetitions
+    for target in requested:
+        nearest |= dict.fromkeys(get_close_matches(target, layers, n=1, cutoff=0.6))
     remedy = f"{ALL_LINEAR} targets every linear layer."
-    if near:
-        remedy = f"Did you mean {', '.join(dict.fromkeys(near))}?"
+    if nearest:
+        remedy = f"Did you mean {', '.join(nearest)}?"
+    if HEAD in layers:
+        layers.remove(HEAD)
     got = f"{', '.join(requested)}, matching no layer of {type(model).__name__}"
-    expected = f"names such as {', '.join(layer for layer in layers if layer != HEAD)}, or {ALL_LINEAR}"
+    expected = f"names such as {', '.join(layers)}, or {ALL_LINEAR}"
     raise InputError("peft_config.target_modules (lora_target_modules)", got, expected, remedy)
+
+
+def _last_names(names: Iterable[str]) -> list[str]:
+    """Return the different last parts of modules' names, sorted; the model itself has none."""
+    return sorted({name.rpartition(".")[2] for name in names} - {""})
 
 
 def _refuse_missing(
@@ -44,15 +52,18 @@ def _refuse_missing(
 ) -> None:
     """Refuse the first name in a field that is not the end of one of `names`."""
     for requested in getattr(config, field, None) or ():
+        # Dots in front: `proj` is not the end of `q_proj`.
         if not any(f".{name}".endswith(f".{requested}") for name in names):
             got = f"{requested!r}, which no {kind} of {type(model).__name__} is called"
             remedy = did_you_mean(requested, suggestions, f"Name a {kind}, or remove it.", cutoff=0.6)
             raise InputError(f"peft_config.{field} (lora_{field})", got, f"names of {kind}s", remedy)
 
 
-def _refuse_tied_target(config: PeftConfig, model: Any) -> None:
+def _refuse_tied_target(config: PeftConfig, model: nn.Module) -> None:
     """Refuse an adapter on embeddings that PEFT would put on the output head, too."""
-    if not (getattr(config, "ensure_weight_tying", False) and model.config.get_text_config().tie_word_embeddings):
+    if not (getattr(config, "ensure_weight_tying", False) and isinstance(model, PreTrainedModel)):
+        return
+    if not model.config.get_text_config().tie_word_embeddings:
         return
     embeddings = model.get_input_embeddings()
     for name, module in model.named_modules():

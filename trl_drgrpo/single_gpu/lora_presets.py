@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 Preset = Literal["lora", "qlora"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 LEARNING_RATE = 1e-5
-_ADAPTER = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+_ADAPTER = {
+    "r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+    "target_modules": "all-linear",
+    "task_type": "CAUSAL_LM",
+}
 _4BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 # Beside a preset, these values would make it another one.
 _CONTRADICTIONS: dict[str, dict[str, Any]] = {
@@ -61,7 +67,12 @@ def lora_preset(name: Preset = "lora", **overrides: Any) -> "LoraConfig":
 
     from trl_drgrpo.single_gpu.peft_adapters import adapt_language_model_only
 
-    _check_overrides(overrides, [field.name for field in dataclasses.fields(LoraConfig) if field.init])
+    fields = [field.name for field in dataclasses.fields(LoraConfig) if field.init]
+    for key in overrides:
+        if key not in fields:
+            remedy = did_you_mean(key, fields, "Training arguments go into preset_arguments(...).", cutoff=0.6)
+            raise InputError(key, "an unknown field", "a field of peft.LoraConfig", remedy)
+    refuse_bad_adapter(overrides)
     config = LoraConfig(**{**_ADAPTER, **overrides})
     # An attribute, not a field: it is no part of what peft writes into adapter_config.json.
     quantization = _quantization() if name == "qlora" else None
@@ -113,7 +124,9 @@ def preset_values(name: str, settings: Mapping[str, Any], device: str | None = N
     """
     check_preset(name, settings, is_planned=device is not None)
     on_cpu = bool(settings.get("use_cpu"))
-    takes_bfloat16 = computes_in_bfloat16(on_cpu) if device is None else device == "cuda"
+    takes_bfloat16 = device == "cuda"
+    if device is None:
+        takes_bfloat16 = computes_in_bfloat16(on_cpu)
     # The keys of `trl grpo`, in which recipes and flags are written, are PEFT's behind `lora_`.
     adapter = {f"lora_{field.removeprefix('lora_')}": value for field, value in _ADAPTER.items()}
     values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
@@ -128,13 +141,15 @@ def preset_values(name: str, settings: Mapping[str, Any], device: str | None = N
     return {key: value for key, value in values.items() if key not in settings}
 
 
-def check_preset(name: Any, settings: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
-    """Refuse a preset that does not exist or cannot be had, and settings that contradict it. `is_planned`: nothing
-    will run here, so no package is asked for."""
+def check_preset(name: object, settings: Mapping[str, Any] | None = None, is_planned: bool = False) -> None:
+    """Refuse a preset that does not exist or cannot be had, and settings that contradict it.
+
+    `is_planned`: nothing will run here, so no package is asked for.
+    """
     if name not in PRESETS:
         remedy = did_you_mean(str(name).lower(), PRESETS, "Pick one of them.", form="{!r}")
         raise InputError("preset", repr(name), f"one of {', '.join(PRESETS)}", remedy)
-    for key, value in _CONTRADICTIONS[name].items():
+    for key, value in _CONTRADICTIONS[str(name)].items():
         if settings is not None and settings.get(key) is value:
             remedy = f"Remove {key}, or the preset."
             if key == "load_in_4bit" and value:
@@ -166,18 +181,13 @@ def _quantization() -> "BitsAndBytesConfig":
 
 
 def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, Any]:
+    """Return the training arguments of a preset."""
     import torch
 
     values: dict[str, Any] = {"learning_rate": LEARNING_RATE, "gradient_checkpointing": True}
-    is_cuda = device == "cuda" or (device is None and not on_cpu and torch.cuda.is_available())
+    is_cuda = device == "cuda"
+    if device is None:
+        is_cuda = torch.cuda.is_available() and not on_cpu
     if name == "qlora" and is_cuda:
         values["optim"] = "paged_adamw_8bit"  # elsewhere bitsandbytes has no paged memory
     return values
-
-
-def _check_overrides(overrides: Mapping[str, Any], fields: list[str]) -> None:
-    for name in overrides:
-        if name not in fields:
-            remedy = did_you_mean(name, fields, "Training arguments go into preset_arguments(...).", cutoff=0.6)
-            raise InputError(name, "an unknown field", "a field of peft.LoraConfig", remedy)
-    refuse_bad_adapter(overrides)

@@ -9,10 +9,10 @@ import copy
 import heapq
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import transformers
@@ -27,12 +27,21 @@ from trl_drgrpo.single_gpu.policies import source_of
 from trl_drgrpo.single_gpu.vocabulary import context_length, embedding_rows
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
     from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.upstream.argument_types import Data, Policy, Processor
 
 _A_MODEL = "a local folder, or the id of a model on the Hub"
 # Keywords with which the configuration is loaded as well.
 _OF_BOTH = (
-    *("revision", "trust_remote_code", "cache_dir", "token", "subfolder", "local_files_only"),
+    "revision",
+    "trust_remote_code",
+    "cache_dir",
+    "token",
+    "subfolder",
+    "local_files_only",
     "attn_implementation",
 )
 # Keywords for the weights alone that people use, and that stand in no signature.
@@ -40,7 +49,11 @@ _USUAL = ("dtype", "torch_dtype", "device_map", "max_memory", "quantization_conf
 
 
 def check_model(
-    args: "DrGRPOConfig", model: Any, reward_funcs: list[Any], quantization_config: Any, peft_config: Any
+    args: "DrGRPOConfig",
+    model: "Policy",
+    reward_funcs: Sequence[object],
+    quantization_config: "QuantizationConfigMixin | None",
+    peft_config: "PeftConfig | None",
 ) -> int | None:
     """
     Refuse what this model cannot do, or could not be loaded with.
@@ -65,7 +78,7 @@ def check_model(
 
         refuse_unsendable(args, model, quantization_config, peft_config)
         require_package("vllm", "use_vllm", "True", "vllm")
-    init: Any = args.model_init_kwargs or {}  # a mapping by now
+    init = cast("dict[str, Any]", args.model_init_kwargs or {})  # a mapping by now
     check_adapter(model, peft_config, quantization_config, init)
     check_reference(model, peft_config, args.beta)
     config = getattr(model, "config", None)
@@ -94,13 +107,14 @@ def check_model(
             check_targets(peft_config, module)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
-    # An adapter may bring more embeddings than its base has.
-    return None if config is None or is_adapter(model) else getattr(config.get_text_config(), "vocab_size", None)
+    if config is None or is_adapter(model):  # an adapter may bring more embeddings than its base has
+        return None
+    return getattr(config.get_text_config(), "vocab_size", None)
 
 
-def own_tokenizer(args: "DrGRPOConfig", model: str) -> Any:
+def own_tokenizer(args: "DrGRPOConfig", model: str) -> "Processor | None":
     """Return the tokenizer of a model's folder or Hub id; `None` where it does not load, which TRL will say."""
-    init: Any = args.model_init_kwargs or {}
+    init = cast("dict[str, Any]", args.model_init_kwargs or {})
     source, options = source_of(model, {"revision": init.get("revision")})
     try:
         with quiet_retries():
@@ -109,23 +123,27 @@ def own_tokenizer(args: "DrGRPOConfig", model: str) -> Any:
         return None
 
 
-def _checked_config(name: str, init: dict[str, Any]) -> Any:
+def _checked_config(name: str, init: dict[str, Any]) -> PreTrainedConfig:
     """Return the configuration that the model will be loaded with. Refuse a keyword that nobody takes."""
     if isinstance(init.get("config"), PreTrainedConfig):
         return init["config"]
     _check_attention(init.get("attn_implementation"))
     for key in ("dtype", "torch_dtype"):
         value = init.get(key)
-        dtype = getattr(torch, value, None) if isinstance(value, str) else value
+        dtype = value
+        if isinstance(value, str):
+            dtype = getattr(torch, value, None)
         if value not in (None, "auto") and not isinstance(dtype, (torch.dtype, dict)):
             remedy = "For example bfloat16."
             raise InputError(f"model_init_kwargs: {key}", shortened(value), "a dtype of torch, or auto", remedy)
     keywords = {*inspect.signature(PreTrainedModel.from_pretrained).parameters, *_OF_BOTH, *_USUAL}
     passed_on = _passed_on(init.keys() - keywords)
-    options = {key: value for key, value in init.items() if key in _OF_BOTH or key in passed_on}
-    config: Any
+    options = {key: init[key] for key in init if key in _OF_BOTH or key in passed_on}
+    config: PreTrainedConfig
     with hub_errors("model_name_or_path", name, _A_MODEL):
-        config, unused = AutoConfig.from_pretrained(init.get("config") or name, return_unused_kwargs=True, **options)
+        config, unused = AutoConfig.from_pretrained(  # type: ignore[assignment]
+            init.get("config") or name, return_unused_kwargs=True, **options
+        )
     if getattr(config, "auto_map", None):  # code of the repository may take any keyword, and have any class
         return config
     for key in unused:
@@ -205,7 +223,7 @@ def refuse_too_long(tokens: int, row: int, most: int | None, context: int | None
 
 
 _COUNTED = 10_000  # prompts of a split, those with the longest texts
-_AT_ONCE = 256
+_AT_ONCE = 256  # prompts that are tokenized together
 
 
 class _SizedRow(NamedTuple):
@@ -213,11 +231,19 @@ class _SizedRow(NamedTuple):
 
     size: int
     place: int
-    row: Any
+    row: dict[str, Any]
+
+
+def _sized(place: int, row: dict[str, Any]) -> _SizedRow:
+    size = len(str(row["prompt"]).encode(errors="replace"))
+    return _SizedRow(size, place, row)
 
 
 def check_prompt_lengths(
-    splits: Mapping[str, Any], count: Callable[[list[Any]], list[int]], most: int | None, context: int | None
+    splits: "Mapping[str, Data]",
+    count: Callable[[list[dict[str, Any]]], list[int]],
+    most: int | None,
+    context: int | None,
 ) -> None:
     """Refuse data with a prompt behind which a completion has no room, see [`refuse_too_long`].
 
@@ -234,17 +260,16 @@ def check_prompt_lengths(
         first = next(rows, None)
         if first is None:
             continue
-        tokens_of_first = count([first[1]])[0]
+        place, row = first
+        tokens_of_first = count([row])[0]
         if tokens_of_first == 0:
             remedy = "Check the data, the tokenizer and its chat template."
-            raise InputError("prompt", f"no tokens of row {first[0]} of {field}", "at least one token", remedy)
+            raise InputError("prompt", f"no tokens of row {place} of {field}", "at least one token", remedy)
         if context is None:
             continue
         room = context - (most or 1) - tokens_of_first
-        sized = (
-            _SizedRow(len(str(row["prompt"]).encode(errors="replace")), i, row) for i, row in chain([first], rows)
-        )
-        longest = heapq.nlargest(_COUNTED, (row for row in sized if row.size > room), key=lambda row: row.size)
+        too_long = (sized for sized in starmap(_sized, chain([first], rows)) if sized.size > room)
+        longest = heapq.nlargest(_COUNTED, too_long, key=lambda sized: sized.size)
         tokens: list[int] = []
         for start in range(0, len(longest), _AT_ONCE):
             tokens += count([sized_row.row for sized_row in longest[start : start + _AT_ONCE]])
@@ -253,7 +278,9 @@ def check_prompt_lengths(
             refuse_too_long(tokens[index], longest[index].place, most, context, f" of {field}")
 
 
-def _without_weights(config: PreTrainedConfig, init: Mapping[str, Any], peft_config: Any) -> nn.Module | None:
+def _without_weights(
+    config: PreTrainedConfig, init: Mapping[str, Any], peft_config: "PeftConfig | None"
+) -> nn.Module | None:
     """Return the model on the meta device, where somebody needs it; `None` where only loading would tell."""
     targets = getattr(peft_config, "target_modules", None)
     is_named = targets is not None and targets != ALL_LINEAR

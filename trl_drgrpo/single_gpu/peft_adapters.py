@@ -8,14 +8,15 @@ Also here: bitsandbytes repacks 4-bit weights for CPUs with avx512_bf16 at the f
 layer loses its input gradient (or raises, with a bias), and merges and dequantizes to garbage: it is switched off.
 """
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TrainableTokensWrapper
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, require_for_quantization
@@ -24,19 +25,32 @@ from trl_drgrpo.common.ranges import refuse_bad_adapter
 from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.upstream.checkpoint_weights import REFERENCE, language_model_name
 
+if TYPE_CHECKING:
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    from trl_drgrpo.upstream.argument_types import Policy
+
 ADAPTER_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")  # those that put no other head onto the model
 ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
 
 
-def choose_quantization(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> Any:
-    """The quantization a model is loaded with: the argument, else that of `init` (`model_init_kwargs`), else the one
-    that [`lora_preset`] has put on `peft_config`. The latter is refused for a model loaded without quantization."""
-    brought = getattr(peft_config, "quantization_config", None)
-    if quantization_config is not None or brought is None or (init or {}).get("quantization_config") is not None:
+def choose_quantization(
+    model: "Policy",
+    peft_config: PeftConfig | None,
+    quantization_config: "QuantizationConfigMixin | None",
+    init: Mapping[str, Any] | None,
+) -> "QuantizationConfigMixin | None":
+    """Return the quantization that a model is loaded with, beside what `init` (`model_init_kwargs`) says.
+
+    That is the argument, else the one that [`lora_preset`] has put on `peft_config`, unless `init` has its own. The
+    preset's is refused for a model that was loaded without quantization.
+    """
+    of_preset = getattr(peft_config, "quantization_config", None)
+    if quantization_config is not None or of_preset is None or (init or {}).get("quantization_config") is not None:
         return quantization_config
     if isinstance(model, str):
-        return brought
+        return of_preset
     if not getattr(model, "is_quantized", False):
         remedy = "Load it with quantization_config=lora_preset('qlora').quantization_config, or pass its name."
         raise InputError("model", "a loaded model that is not quantized", "one in 4 bit, for 'qlora'", remedy)
@@ -54,7 +68,7 @@ def adapt_language_model_only(config: PeftConfig) -> None:
     setattr(config, _LANGUAGE_MODEL_ONLY, True)
 
 
-def limit_to_language_model(config: PeftConfig | None, model: Any) -> None:
+def limit_to_language_model(config: PeftConfig | None, model: object) -> None:
     """Leave the other parts of a multimodal model without an adapter, where the configuration is marked.
 
     "All linear layers" are those of a vision tower, too. Text never reaches them: they would take memory and learn
@@ -62,14 +76,18 @@ def limit_to_language_model(config: PeftConfig | None, model: Any) -> None:
     """
     if not getattr(config, _LANGUAGE_MODEL_ONLY, False) or not isinstance(model, PreTrainedModel):
         return
-    language_model = language_model_name(model)
+    language_model = re.escape(language_model_name(model))
     if language_model:
         # PEFT matches this pattern against the whole name of a layer.
-        escaped = language_model.replace(".", r"\.")
-        config.exclude_modules = rf"(?!{escaped}).+"  # type: ignore[union-attr]
+        config.exclude_modules = f"(?!{language_model}).+"  # type: ignore[union-attr]
 
 
-def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: Mapping[str, Any] | None) -> None:
+def check_adapter(
+    model: "Policy",
+    peft_config: PeftConfig | None,
+    quantization_config: "QuantizationConfigMixin | None",
+    init: Mapping[str, Any] | None,
+) -> None:
     """
     Refuse, before anything loads, what would train nothing, and a quantization whose package is missing.
 
@@ -77,8 +95,13 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
     one; a quantized model without an adapter; a model in which nothing requires a gradient. Arguments as for
     [`choose_quantization`].
     """
-    require_for_quantization(quantization_config or (init or {}).get("quantization_config"))
-    has_adapter = is_adapter(model) if isinstance(model, str) else isinstance(model, PeftModel)
+    quantization = quantization_config
+    if quantization is None:
+        quantization = (init or {}).get("quantization_config")
+    require_for_quantization(quantization)
+    has_adapter = isinstance(model, PeftModel)
+    if isinstance(model, str):
+        has_adapter = is_adapter(model)
     if peft_config is not None:
         if has_adapter:
             remedy = (
@@ -88,13 +111,12 @@ def check_adapter(model: Any, peft_config: Any, quantization_config: Any, init: 
             raise InputError("peft_config", "a new adapter for a model that has one", "none", remedy)
         _check_config(peft_config)
         return
-    quantized = quantization_config is not None or (init or {}).get("quantization_config") is not None
     if isinstance(model, str):
         if has_adapter:
             saved = PeftConfig.from_pretrained(str(user_path(model)))
             saved.inference_mode = False  # it is True in every saved adapter
             _check_config(saved)
-        elif quantized:
+        elif quantization is not None:
             raise _no_adapter("quantization_config without an adapter")
         return
     if isinstance(model, PeftModel):
@@ -127,7 +149,7 @@ def _check_config(config: Any) -> None:
         raise InputError("peft_config.target_modules", f"{HEAD} among them", "other layers", remedy)
 
 
-def check_reference(model: Any, peft_config: Any, beta: float) -> None:
+def check_reference(model: "Policy", peft_config: PeftConfig | None, beta: float) -> None:
     """Refuse adapters beside which no reference can be had, before anything is built."""
     if not beta:
         return
@@ -135,7 +157,7 @@ def check_reference(model: Any, peft_config: Any, beta: float) -> None:
         _refuse_trained_biases("peft_config", peft_config)
     if not isinstance(model, PeftModel):
         return
-    active = [*model.active_adapters]
+    active = list(model.active_adapters)
     if len(active) > 1:
         remedy = "Activate one with model.set_adapter(name), or merge them with model.add_weighted_adapter."
         raise InputError("model", f"{len(active)} active adapters with beta > 0", "one", remedy)
@@ -145,10 +167,9 @@ def check_reference(model: Any, peft_config: Any, beta: float) -> None:
     _refuse_trained_biases("model", model.peft_config[active[0]])
 
 
-def _refuse_trained_biases(field: str, config: Any) -> None:
-    """PEFT trains biases in the base's own layers, where they stay when the adapter is switched off."""
+def _refuse_trained_biases(field: str, config: PeftConfig) -> None:
     bias = getattr(config, "bias", "none")
-    if bias != "none":
+    if bias != "none":  # in the base's own layers, where they stay when the adapter is switched off
         remedy = "The reference would have the biases that are trained: set bias='none', or beta=0."
         raise InputError(field, f"an adapter with bias={bias!r} and beta > 0", "bias='none'", remedy)
 
@@ -158,13 +179,17 @@ def _no_adapter(got: str) -> InputError:
     return InputError("peft_config", got, "an adapter to train", remedy)
 
 
+def _is_trained(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
 def _trains(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
+    return any(map(_is_trained, model.parameters()))
 
 
-def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adapter_dtype: str) -> None:
+def prepare_adapters(model: nn.Module, created: Mapping[str, Tensor], adapter_dtype: str) -> None:
     """
-    Put a model that TRL has set up for training in order, in place. Refuses one without a trainable parameter.
+    Put a model that TRL has set up for training in order, in place; refuse one without a trainable parameter.
 
     `created`: values of trainable parameters by name, from before TRL cast them. `adapter_dtype="float32"`: cast
     values are restored and half-precision adapter weights become float32, if the base is quantized; `"upstream"`:
@@ -189,9 +214,11 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, torch.Tensor], adap
 
 
 def note_base_revision(model: nn.Module, revision: str | None) -> None:
-    """Note in an adapter's configuration which revision of its base it was trained on: TRL does not, and peft would
-    load another one under it."""
-    configs: Mapping[str, Any] = getattr(model, "peft_config", None) or {}
+    """Note in an adapter's configuration which revision of its base it was trained on.
+
+    TRL does not, and peft would load another one under it.
+    """
+    configs: Mapping[str, PeftConfig] = getattr(model, "peft_config", None) or {}
     for config in configs.values():
         config.revision = config.revision or revision
 
@@ -202,18 +229,21 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The trainable parameters of adapter layers."""
+    """Yield the trainable parameters of adapter layers."""
     for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            for name in module.adapter_layer_names:
-                layers = getattr(module, name, None)
-                if isinstance(layers, (nn.Module, nn.ParameterDict)):
-                    yield from (parameter for parameter in layers.parameters() if parameter.requires_grad)
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        for name in module.adapter_layer_names:
+            layers = getattr(module, name, None)
+            if isinstance(layers, nn.Module):
+                yield from filter(_is_trained, layers.parameters())
 
 
 def keep_4bit_layout(model: nn.Module) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights on CPU, and unpack those that it has packed already. On other
-    devices bitsandbytes does not look at the switch."""
+    """Keep bitsandbytes from repacking 4-bit weights on CPU, and unpack those that it has packed already.
+
+    On other devices bitsandbytes does not look at the switch.
+    """
     for module in model.modules():
         if not getattr(module, "support_avx512bf16_for_cpu", False):
             continue

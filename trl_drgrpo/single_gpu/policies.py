@@ -4,19 +4,26 @@ A checkpoint that lacks weights is refused. transformers makes them at random, a
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.generation import refuse_bad_ends
 from trl_drgrpo.common.hub_errors import check_weights, is_adapter, refuse_new_weights
 from trl_drgrpo.common.reading import user_path
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from trl_drgrpo.upstream.argument_types import Processor
+
 _RANDOM = "transformers would make them at random: "
 
 
 def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Path or Hub id of the weights that a policy's name stands for, an adapter's base, and the options to load them
-    with."""
+    """Return path or Hub id of the weights that a policy's name stands for, and the options to load them with.
+
+    The weights of an adapter's folder are those of its base.
+    """
     if not is_adapter(name):
         return name, options
     from trl_drgrpo.single_gpu.merging import base_of
@@ -32,7 +39,7 @@ def source_of(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
     """
-    A model to train.
+    Load a model to train.
 
     Args:
         load (`Callable`): TRL's `create_model_from_path`.
@@ -56,7 +63,7 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     return attach(model, adapter, is_trainable=True)
 
 
-def _adapted_class(name: str, base: str, options: dict[str, Any]) -> Any:
+def _adapted_class(name: str, base: str, options: dict[str, Any]) -> "type[PreTrainedModel] | None":
     """Return the class of the base that an adapter was trained on; `None`, for TRL's choice, where there is none."""
     if not is_adapter(name):
         return None
@@ -69,16 +76,18 @@ def _adapted_class(name: str, base: str, options: dict[str, Any]) -> Any:
 
 
 def load_reward_model(load: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
-    """A reward model with a trained head; arguments as for [`load_policy`]."""
+    """Load a reward model; refuse one without a trained head. Arguments as for [`load_policy`]."""
     model, info = load(name, **options, output_loading_info=True)
     remedy = f"{_RANDOM}name a model that was trained to give rewards."
     refuse_new_weights("reward_funcs", name, model, info, remedy)
     return model
 
 
-def adapters_tokenizer(name: Any, trust_remote_code: bool) -> Any:
-    """The tokenizer or processor that was saved with an adapter, whose chat template it was trained with; `None` where
-    there is none, or for anything else than an adapter's folder."""
+def adapters_tokenizer(name: object, trust_remote_code: bool) -> "Processor | None":
+    """Load the tokenizer or processor that was saved with an adapter, whose chat template it was trained with.
+
+    `None` where there is none, or for anything else than an adapter's folder.
+    """
     if not (isinstance(name, str) and is_adapter(name)):
         return None
     folder = user_path(name)
@@ -86,5 +95,9 @@ def adapters_tokenizer(name: Any, trust_remote_code: bool) -> Any:
         return None
     from transformers import AutoProcessor
 
-    sides = {"truncation_side": "left", "padding_side": "left"}  # as TRL loads a model's own
-    return AutoProcessor.from_pretrained(str(folder), trust_remote_code=trust_remote_code, **sides)
+    return AutoProcessor.from_pretrained(
+        str(folder),
+        trust_remote_code=trust_remote_code,
+        truncation_side="left",  # both as TRL loads a model's own
+        padding_side="left",
+    )

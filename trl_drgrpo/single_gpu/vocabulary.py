@@ -8,41 +8,58 @@ tokens. So what counts is what this run uses: the special tokens, and the tokens
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
 from trl_drgrpo.common.rows import prompt_rows
 
-_AT_ONCE = 256
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from trl_drgrpo.upstream.argument_types import Data, Processor
+
+_AT_ONCE = 256  # prompts that are tokenized together
 Tokenize = Callable[[list[Any]], list[list[int]]]
 
 
-def embedding_rows(model: Any) -> int | None:
-    """Number of token embeddings of a model in memory; `None` where it has none that can be counted."""
+def embedding_rows(model: "PreTrainedModel | PeftModel") -> int | None:
+    """Return the number of token embeddings of a model in memory; `None` where it has none that can be counted."""
     embeddings = model.get_input_embeddings()
     rows = getattr(embeddings, "num_embeddings", None)
-    if rows is None and getattr(embeddings, "weight", None) is not None:
-        rows = embeddings.weight.shape[0]
+    weight = getattr(embeddings, "weight", None)
+    if rows is None and weight is not None:
+        rows = weight.shape[0]
     return rows or None  # 0: partitioned by DeepSpeed
 
 
-def context_length(config: Any) -> int | None:
-    """The tokens that a model has positions for, prompt and completion together, with what a scaling of its rotary
-    positions adds; `None` where positions have no end."""
+def context_length(config: "PreTrainedConfig") -> int | None:
+    """Return the tokens that a model has positions for, prompt and completion together.
+
+    A scaling of its rotary positions adds to them. `None` where positions have no end.
+    """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or getattr(text, "alibi", False):
         return None
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
-        if isinstance(scaling, Mapping) and isinstance(factor := scaling.get("factor"), (int, float)):
+        if not isinstance(scaling, Mapping):
+            continue
+        factor = scaling.get("factor")
+        if isinstance(factor, int | float):
             original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
             length = max(length, int(factor * original))
     return length
 
 
-def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[str, Any], template: Any = None) -> None:
+def check_vocabulary(
+    processing_class: "Processor | None",
+    rows: int | None,
+    splits: "Mapping[str, Data]",
+    template: Mapping[str, Any] | None = None,
+) -> None:
     """
     Refuse a tokenizer without a vocabulary, and tokens that this run uses and the model has no embedding for.
 
@@ -56,8 +73,8 @@ def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[st
         `InputError`: Names the token, its id and where it is used.
     """
     refuse_empty_vocabulary(processing_class)
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if rows is None or not hasattr(tokenizer, "get_vocab"):
+    tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
+    if processing_class is None or rows is None or not hasattr(tokenizer, "get_vocab"):
         return
     names = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
     if not names:
@@ -69,9 +86,9 @@ def check_vocabulary(processing_class: Any, rows: int | None, splits: Mapping[st
     tokenize = _tokenizing(processing_class, template or {})
     for field, dataset in splits.items():
         for row, ids in _prompt_ids(dataset, tokenize):
-            beyond = next((index for index in ids if index >= rows), None)
-            if beyond is not None:
-                raise _no_embedding(names.get(beyond, ""), beyond, rows, f"row {row} (from 0) of {field}")
+            for index in ids:
+                if index >= rows:
+                    raise _no_embedding(names.get(index, ""), index, rows, f"row {row} (from 0) of {field}")
 
 
 def _no_embedding(token: str, index: int, rows: int, place: str) -> InputError:
@@ -83,21 +100,22 @@ def _no_embedding(token: str, index: int, rows: int, place: str) -> InputError:
     return InputError("processing_class", f"the token {token!r} of id {index} in {place}", expected, remedy)
 
 
-def _tokenizing(processing_class: Any, template: Mapping[str, Any]) -> Tokenize:
-    """Ids of prompts, texts or messages, as TRL makes them."""
+def _tokenizing(processing_class: "Processor", template: Mapping[str, Any]) -> Tokenize:
+    """Return a function that gives the ids of prompts, texts or messages, as TRL makes them."""
 
     def tokenize(prompts: list[Any]) -> list[list[int]]:
         if isinstance(prompts[0], str):
             return processing_class(text=prompts)["input_ids"]
         options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-        return processing_class.apply_chat_template(prompts, **options)["input_ids"]
+        encoded = cast("dict[str, list[list[int]]]", processing_class.apply_chat_template(prompts, **options))
+        return encoded["input_ids"]
 
     return tokenize
 
 
-def _prompt_ids(dataset: Any, tokenize: Tokenize) -> Iterator[tuple[int, list[int]]]:
-    """Number and token ids of the prompts of a split."""
+def _prompt_ids(dataset: "Data", tokenize: Tokenize) -> Iterator[tuple[int, list[int]]]:
+    """Yield row number and token ids of the prompts of a split."""
     rows = prompt_rows(dataset)
-    while batch := list(islice(rows, _AT_ONCE)):
-        all_ids = tokenize([row["prompt"] for _, row in batch])
-        yield from ((number, ids) for (number, _), ids in zip(batch, all_ids, strict=True))
+    while batch := dict(islice(rows, _AT_ONCE)):
+        all_ids = tokenize([row["prompt"] for row in batch.values()])
+        yield from zip(batch, all_ids, strict=True)

@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     Llama4TextConfig,
     LlamaConfig,
+    MambaConfig,
     Qwen2Config,
     Qwen2VLConfig,
     Qwen3Config,
@@ -27,7 +28,14 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_
 from trl_drgrpo.features.fast_path.sharing import costs_of
 from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes, propose
 from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
-from trl_drgrpo.single_gpu.memory.meta_layers import HEAD_TOKENS, HEAD_VOCABULARY, Ledger, QuantizedLinear, fused_head
+from trl_drgrpo.single_gpu.memory.meta_layers import (
+    HEAD_TOKENS,
+    HEAD_VOCABULARY,
+    Ledger,
+    Precision,
+    QuantizedLinear,
+    fused_head,
+)
 from trl_drgrpo.single_gpu.memory.meta_model import Skeleton
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import (
     Shape,
@@ -233,6 +241,23 @@ def test_names_of_cards():
 )
 def test_a_margin_is_an_amount_or_a_share(text, gigabytes, margin):
     assert parse_margin(text, gigabytes * 2**30) == int(margin * 2**30)
+
+
+def test_autocast_keeps_casts_of_weights_and_not_of_views():
+    weight = nn.Parameter(torch.empty(4, 8, device="meta"))
+    inputs = torch.empty(2, 8, device="meta")
+    with torch.no_grad(), Precision(torch.bfloat16, "cuda") as precision:
+        assert (inputs @ weight.T).dtype == torch.bfloat16
+        assert not precision._casts
+        nn.functional.linear(inputs, weight)
+        assert list(precision._casts) == [id(weight)]
+
+
+def test_a_model_without_attention_is_planned_beside_vllm():
+    setup = Setup(prompt=16, completion=32, batch=2, vllm=True)
+    config = MambaConfig(vocab_size=300, num_hidden_layers=2, hidden_size=32, state_size=4)
+    sync = Planner(config, setup, 2**34).estimate(setup).phases["sync"]
+    assert sync["vLLM: base"] > 0
 
 
 def test_more_of_anything_needs_more():

@@ -14,7 +14,10 @@ import re
 from codecs import utf_8_decode
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -61,8 +64,8 @@ class Aligner:
     ```
     """
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
+        self.tokenizer: Any = tokenizer
         self.special_ids = _special_ids(tokenizer)
         self._known: dict[int, tuple[bytes, bytes] | None] = {}
         # The neighbor that other tokens are tried with.
@@ -151,7 +154,7 @@ class Aligner:
         return raw if REPLACEMENT in first else first.encode(), raw
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
+def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     """Return the ids that carry no text: all special tokens except the unknown word.
 
     An unknown word that also begins, ends or pads completions (some tokenizers have one id for all) carries none.

@@ -33,10 +33,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.process_rewards.steps.alignment import Aligner, Alignment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -375,7 +378,9 @@ class StepSegmenter:
     def __repr__(self) -> str:
         return f"StepSegmenter({self.name})"
 
-    def __call__(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> Steps:
+    def __call__(
+        self, completion_ids: list[int], tokenizer: "PreTrainedTokenizerBase", tool_mask: list[int] | None = None
+    ) -> Steps:
         """Cut one completion into steps.
 
         Args:
@@ -430,7 +435,9 @@ class StepSegmenter:
         alignment = Alignment(text, lengths, list(range(len(text))), lengths)
         return _steps(alignment, *self.rule.cuts(Completion(alignment, text, None))).texts
 
-    def looks_ahead(self, completion_ids: list[int], tokenizer: Any, tool_mask: list[int] | None = None) -> bool:
+    def looks_ahead(
+        self, completion_ids: list[int], tokenizer: "PreTrainedTokenizerBase", tool_mask: list[int] | None = None
+    ) -> bool:
         """Tell whether tokens behind a step's end decide that it ends there, as with a lookahead or a greedy match.
 
         Cuts the completion off around each end, puts its first token there, and compares the ends.
@@ -453,7 +460,11 @@ class StepSegmenter:
         return False
 
     def warn_of_looking_ahead(
-        self, biased: str, completions: Sequence[Sequence[int]], tokenizer: Any, tool_masks: Any = None
+        self,
+        biased: str,
+        completions: Sequence[Sequence[int]],
+        tokenizer: "PreTrainedTokenizerBase",
+        tool_masks: Sequence[list[int]] | None = None,
     ) -> None:
         """Warn where tokens behind a step decide that it ends, which biases something.
 

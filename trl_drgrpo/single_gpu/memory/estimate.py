@@ -7,31 +7,23 @@
     step        weights (+ reference) + optimizer state + gradients + the optimizer's own temporaries
 
 The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
-
-From an amount of memory to batch sizes that fit (`propose`): the largest micro-batch, the rest by accumulation. What
-the user gave stays as it is. Otherwise, in this order: the rows of an optimizer step are kept (64 where nothing says
-how many); the completion length is 1,024, or the longest below it that fits into the model's context, behind the
-prompt, and with the smallest batch; the micro-batch is the largest that fits; one generation serves as many
-micro-batches of the step as fit. Where nothing fits that way, the same again with what costs time alone: generation in
-rounds of fewer rows, then checkpoints that wait on the host, too.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS
 from trl_drgrpo.single_gpu.memory import passes
-from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
+from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
 from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
-from trl_drgrpo.single_gpu.vocabulary import context_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MIB = 2**20
 # On a GPU, beside tensors. Estimates that nobody has measured yet: the CUDA context with its kernels and the workspace
@@ -55,7 +47,8 @@ KEPT = 0.2
 # Threads that read weights ahead; none where they are quantized on the way.
 READERS = 4
 
-Phases = dict[str, dict[str, int]]  # bytes, by phase and part; no part is 0
+Parts = dict[str, int]  # bytes by part
+Phases = dict[str, Parts]  # no part is 0
 
 
 @dataclass(frozen=True)
@@ -92,8 +85,8 @@ class Estimate:
 
     def tensors_of(self, phase: str) -> int:
         """Return the bytes in tensors at the peak of a phase."""
-        others = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
-        return sum(size for part, size in self.phases[phase].items() if part not in others)
+        not_tensors = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
+        return sum(size for part, size in self.phases[phase].items() if part not in not_tensors)
 
 
 class Planner:
@@ -103,7 +96,7 @@ class Planner:
     with one and with two periods where kinds of layers alternate. Other models are run at their full depth.
 
     Args:
-        config: Of the text model; see [`read_config`].
+        config ([`~transformers.PreTrainedConfig`]): Of the text model; see [`read_config`].
         setup ([`Setup`]): Says how it is loaded: dtype, bits, adapters, device.
         memory (`int`, *optional*): Bytes of the device, of which vLLM takes a share.
 
@@ -111,7 +104,7 @@ class Planner:
         `InputError`: The model cannot be built.
     """
 
-    def __init__(self, config: Any, setup: Setup, memory: int = 0):
+    def __init__(self, config: "PreTrainedConfig", setup: Setup, memory: int = 0):
         self.config = config
         self.setup = setup
         self.memory = memory
@@ -119,43 +112,56 @@ class Planner:
         self.parameters = self.full.parameters
         self._shallow = self._build_shallow()
         self.is_extrapolated = bool(self._shallow)
-        self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
+        self._peaks: dict[tuple[object, ...], passes.Peaks] = {}  # equal runs are run once
+
         model = self.full.model
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._gradients = sum(p.nbytes for p in self._trained)
         self.adapters = self._gradients if setup.adapter else 0
-        modules = list(model.modules())
-        self._quantized = [m for m in modules if isinstance(m, QuantizedLinear)]
-        # To merge an adapter into its layer, one layer after the other: a float32 difference and its sum.
-        adapted = [m.lora_a.in_features * m.lora_b.out_features for m in modules if isinstance(m, AdaptedLinear)]
-        self._one_layer_merged = max(adapted, default=0) * 4 * 2
-        outer = {id(p) for m in (model.get_input_embeddings(), self.full.head) for p in m.parameters()}
-        sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}  # tied weights count once
-        ends = sum(size for key, size in sizes.items() if key in outer)
-        self._base = {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - self.adapters}
+        self._quantized: list[QuantizedLinear] = []
+        largest_adapted = 0
+        for module in model.modules():
+            if isinstance(module, QuantizedLinear):
+                self._quantized.append(module)
+            elif isinstance(module, AdaptedLinear):
+                largest_adapted = max(largest_adapted, module.lora_a.in_features * module.lora_b.out_features)
+        # An adapter is merged into one layer after the other: a float32 difference and its sum.
+        self._one_layer_merged = 2 * 4 * largest_adapted
+        # A set, and `parameters()` gives none twice: tied weights count once.
+        ends = {*model.get_input_embeddings().parameters(), *self.full.head.parameters()}
+        bytes_at_ends = sum(p.nbytes for p in ends)
+        all_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        self._base = {
+            "embeddings and head": bytes_at_ends,
+            "layers": all_bytes - bytes_at_ends - self.adapters,
+        }
 
     def estimate(self, setup: Setup) -> Estimate:
         """Estimate the memory of a run. Its setup must load the model in the same way as the planner's."""
-        phases = {name: self._complete(setup, name, parts) for name, parts in self._parts(setup).items()}
-        return Estimate(setup, phases, self.parameters, sum(p.numel() for p in self._trained))
+        phases = self._tensors(setup)
+        for name, parts in phases.items():
+            phases[name] = self._complete(setup, name, parts)
+        trained = sum(p.numel() for p in self._trained)
+        return Estimate(setup, phases, self.parameters, trained)
 
     def training(self, setup: Setup) -> int:
         """Return a lower bound of the bytes of forward and backward, which is quick enough to search with."""
-        return sum(self._complete(setup, "train", self._train(setup, roughly=True)).values())
+        parts = self._train(setup, roughly=True)
+        return sum(self._complete(setup, "train", parts).values())
 
-    def _always(self, setup: Setup) -> dict[str, int]:
-        is_second = setup.reference and setup.adapter is None  # else the reference is the model without adapters
-        return {
-            **self._base,
-            "adapters": self.adapters,
-            "reference adapter": self.adapters if setup.reference and setup.goes_on else 0,
-            "reference model": sum(self._base.values()) if is_second else 0,
-            "optimizer state": sum(_state_bytes(p, setup) for p in self._trained),
-            "roll-outs": _rollouts(setup),
-            "movement watch": _watched(self._trained),
-        }
+    def _always(self, setup: Setup) -> Parts:
+        """Return the parts that are there from the first step to the last."""
+        parts = {**self._base, "adapters": self.adapters}
+        if setup.reference and setup.goes_on:
+            parts["reference adapter"] = self.adapters
+        if setup.reference and setup.adapter is None:  # else the reference is the model without adapters
+            parts["reference model"] = sum(self._base.values())
+        parts["optimizer state"] = sum(_state_bytes(p, setup) for p in self._trained)
+        parts["roll-outs"] = _rollouts(setup)
+        parts["movement watch"] = _watched(self._trained)
+        return parts
 
-    def _parts(self, setup: Setup) -> Phases:
+    def _tensors(self, setup: Setup) -> Phases:
         """Return the parts of each phase, tensors alone."""
         always = self._always(setup)
         # Weights are cast on the host, but quantized on the device, one after the other.
@@ -165,23 +171,23 @@ class Planner:
             "train": self._train(setup),
             "step": {**always, "gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)},
         }
-        pending = {**always, "gradients": self._gradients if setup.generates_mid_window else 0}
+        pending = dict(always)
+        if setup.generates_mid_window:
+            pending["gradients"] = self._gradients
         if setup.scores_old or setup.reference:
             phases["score"] = {**pending, "activations": self._score(setup) + _rollouts(setup)}
         if setup.vllm or setup.generates_elsewhere:
-            phases["sync"] = {**pending, "one layer merged": 0 if setup.sends_adapters else self._one_layer_merged}
-        else:
-            one_batch = replace(setup, batch=setup.rows_at_once, accumulation=1, steps_per_generation=1)
-            peaks = self.peaks(passes.generate, one_batch)
-            cache = peaks["cache"]
-            phases["generate"] = {
-                **pending,
-                "keys and values": cache,
-                "logits and activations": max(peaks.values()) - cache,
-            }
+            merged = 0 if setup.sends_adapters else self._one_layer_merged
+            phases["sync"] = {**pending, "one layer merged": merged}
+            return phases
+        one_batch = replace(setup, batch=setup.rows_at_once, accumulation=1, steps_per_generation=1)
+        peaks = self.peaks(passes.generate, one_batch)
+        cache = peaks["cache"]
+        temporary = max(peaks.values()) - cache
+        phases["generate"] = {**pending, "keys and values": cache, "logits and activations": temporary}
         return phases
 
-    def _train(self, setup: Setup, roughly: bool = False) -> dict[str, int]:
+    def _train(self, setup: Setup, roughly: bool = False) -> Parts:
         """Return the parts of the micro-batch that needs most.
 
         `roughly`: the parts of the micro-batch with the most tokens, which is a lower bound.
@@ -191,35 +197,43 @@ class Planner:
             shapes = (max(shapes, key=lambda shape: shape.tokens),)
         needs = []
         for shape in shapes:
-            # The backward of a step's first micro-batch makes the gradients, so they are not there before it.
             activations = max(self.peaks(passes.train, setup, shape).values())
-            needs.append((activations, self._gradients * shape.later))
-        activations, gradients = max(needs, key=sum)
-        return {**self._always(setup), "gradients": gradients, "activations": activations}
+            # The backward of a step's first micro-batch makes the gradients, so they are not there before it.
+            gradients = self._gradients if shape.later else 0
+            needs.append({"gradients": gradients, "activations": activations})
+        return {**self._always(setup), **max(needs, key=lambda parts: sum(parts.values()))}
 
     def _score(self, setup: Setup) -> int:
         """Return the bytes of a forward without gradient, of policy or reference."""
         shapes = trained_shapes(self.config, setup)
         if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
             shapes += scored_shapes(self.config, setup)
-        return max(self.peaks(passes.score, setup, replace(shape, later=False))["score"] for shape in shapes)
+        most = 0
+        for shape in shapes:
+            # No gradient is counted here, so equal shapes before and after the first micro-batch are run once.
+            most = max(most, self.peaks(passes.score, setup, replace(shape, later=False))["score"])
+        return most
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
-        key: Any = (run, setup) if shape is None else (run, setup.checkpointing, setup.offload, setup.exact, shape)
+        key: tuple[object, ...] = (run, setup)
+        arguments: tuple[Setup | Shape, ...] = (setup,)
+        if shape is not None:
+            key = (run, setup.checkpointing, setup.offload, setup.exact, shape)
+            arguments = (setup, shape)
         if key not in self._peaks:
-            arguments = (setup,) if shape is None else (setup, shape)
-            if not self._shallow:
-                self._peaks[key] = _run(run, self.full, *arguments)
-            else:
-                (few, skeleton_of_few), (more, skeleton_of_more) = self._shallow.items()
-                peaks_of_few = _run(run, skeleton_of_few, *arguments)
-                peaks_of_more = _run(run, skeleton_of_more, *arguments)
-                steps = (self.config.num_hidden_layers - few) // (more - few)
-                self._peaks[key] = {
-                    name: peak + steps * (peaks_of_more[name] - peak) for name, peak in peaks_of_few.items()
-                }
+            self._peaks[key] = self._peaks_at_full_depth(run, *arguments)
         return self._peaks[key]
+
+    def _peaks_at_full_depth(self, run: Callable[..., passes.Peaks], *arguments: Setup | Shape) -> passes.Peaks:
+        if not self._shallow:
+            return _run(run, self.full, *arguments)
+        few, many = self._shallow
+        peaks = _run(run, self._shallow[few], *arguments)
+        peaks_of_many = _run(run, self._shallow[many], *arguments)
+        periods = (self.config.num_hidden_layers - few) // (many - few)
+        # Within a segment every period of layers adds the same amount, see `passes.py`.
+        return {name: peak + periods * (peaks_of_many[name] - peak) for name, peak in peaks.items()}
 
     def _build_shallow(self) -> dict[int, Skeleton]:
         """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""
@@ -233,21 +247,25 @@ class Planner:
         few = 2 if period == 1 else period + depth % period
         if few + period >= depth:
             return {}
-        try:
-            shallow = {layers: Skeleton(self.config, self.setup, layers) for layers in (few, few + period)}
-        except InputError:  # a configuration may name layers that are no longer there
-            return {}
-        are_alike = all(_kinds(skeleton) == kinds[:layers] for layers, skeleton in shallow.items())
-        return shallow if are_alike else {}
+        shallow = {}
+        for layers in (few, few + period):
+            try:
+                skeleton = Skeleton(self.config, self.setup, layers)
+            except InputError:  # a configuration may name layers that are no longer there
+                return {}
+            if _kinds(skeleton) != kinds[:layers]:
+                return {}
+            shallow[layers] = skeleton
+        return shallow
 
-    def _complete(self, setup: Setup, name: str, parts: dict[str, int]) -> dict[str, int]:
+    def _complete(self, setup: Setup, name: str, parts: Parts) -> Parts:
         """Add the parts of vLLM, and those that are not tensors, to the parts of a phase."""
         awake = ("sync",) if setup.vllm_sleeps else ("train", "step", "score", "sync")  # it starts after the model
         if setup.vllm and name in awake:
             parts = {**parts, **self._engine(setup)}
         if setup.device == "cuda":
-            parts[CONTEXT_PART] = CONTEXT
-            parts[SLACK_PART] = int(SLACK * sum(parts.get(part, 0) for part in PASSING))
+            passing = sum(parts.get(part, 0) for part in PASSING)
+            parts |= {CONTEXT_PART: CONTEXT, SLACK_PART: int(SLACK * passing)}
         else:
             parts |= {SLACK_PART: int(KEPT * sum(parts.values())), PROCESS_PART: RUNNING}
         return _without_zeros(parts)
@@ -257,31 +275,36 @@ class Planner:
         """Bytes of the base in a vLLM engine: in 16 bits, or quantized as here."""
         return sum(self._base.values()) if self.setup.bits else 2 * self.parameters
 
-    def _engine(self, setup: Setup) -> dict[str, int]:
+    def _engine(self, setup: Setup) -> Parts:
         """Return the bytes of a vLLM engine on this device: its share, and a row's keys and values at least.
 
         Raises:
             `InputError`: The share has no room for the model.
         """
-        config = self.config
-        heads = self.config.num_attention_heads
+        adapters = self.adapters // 2 if setup.sends_adapters else 0  # float32 here, 16 bits there
+        model = self._engines_base + adapters
         share = int(setup.vllm_share * self.memory)
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        shared = getattr(config, "num_key_value_heads", None) or heads
-        row = 2 * 2 * config.num_hidden_layers * shared * width * setup.width  # in 16 bits
-        model = (self._engines_base, self.adapters // 2 if setup.sends_adapters else 0)
-        if self.memory and sum(model) > share:
+        if self.memory and model > share:
             got = f"{setup.vllm_share}, {readable(share)}"
-            expected = f"at least {sum(model) / self.memory:.2f}"
-            remedy = f"Raise it: vLLM loads a model of {readable(sum(model))}, and needs room for keys and values."
+            expected = f"at least {model / self.memory:.2f}"
+            remedy = f"Raise it: vLLM loads a model of {readable(model)}, and needs room for keys and values."
             raise InputError("vllm_gpu_memory_utilization", got, expected, remedy)
-        return dict(zip(ENGINE_PARTS, (*model, max(share - sum(model), row)), strict=True))
+        config = self.config
+        heads = getattr(config, "num_attention_heads", 0)  # none in models of running states alone
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+        shared_heads = getattr(config, "num_key_value_heads", None) or heads
+        one_row = 2 * 2 * config.num_hidden_layers * shared_heads * head_dim * setup.width  # in 16 bits
+        sizes = (self._engines_base, adapters, max(share - model, one_row))
+        return dict(zip(ENGINE_PARTS, sizes, strict=True))
 
     def _temporaries(self, setup: Setup) -> int:
+        """Return the bytes that the optimizer's step needs beside its state."""
         sizes = [p.nbytes for p in self._trained]
-        if setup.optimizer == "adamw_torch":
+        if setup.optimizer == "adamw_torch":  # all weights at once on a GPU (`foreach`), else one after the other
             return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
-        return max(sizes) if "8bit" in setup.optimizer or setup.optimizer == "adafactor" else 0
+        if "8bit" in setup.optimizer or setup.optimizer == "adafactor":
+            return max(sizes)
+        return 0
 
     def host(self, setup: Setup | None = None) -> Phases:
         """Return the bytes of the host's memory by phase and part.
@@ -291,50 +314,63 @@ class Planner:
         planner's.
         """
         setup = setup or self.setup
-        phases = {}
+        phases: Phases = {}
         if setup.device == "cuda":
-            element = LOADED_IN[setup.dtype]
-            stored = LOADED_IN.get(str(getattr(self.config, "dtype", None)).removeprefix("torch."), 2)
-            copied = 0
-            if setup.bits or element != stored:
-                packed = {id(m.weight) for m in self._quantized}
-                plain = [p.numel() for p in self.full.model.parameters() if p.dim() > 1 and id(p) not in packed]
-                matrices = [*plain, *(m.in_features * m.out_features for m in self._quantized)]
-                at_once = 1 if setup.bits else READERS
-                copied = element * sum(sorted(matrices, reverse=True)[:at_once])
-            saved = self.adapters if setup.adapter else self.parameters * element
-            phases["load"] = {PROCESS_PART: PROCESS["cuda"], "weights, on their way": copied}
-            phases["save"] = {PROCESS_PART: PROCESS["cuda"], "weights, to be written": saved}
+            saved = self.adapters if setup.adapter else self.parameters * LOADED_IN[setup.dtype]
+            phases["load"] = {"weights, on their way": self._cast_while_loading(setup)}
+            phases["save"] = {"weights, to be written": saved}
             if setup.checkpointing and setup.offload:
-                tokens = max(shape.tokens for shape in trained_shapes(self.config, setup))
-                one_input = tokens * self.config.hidden_size * element
-                # Up to a bound of its own, PyTorch rounds what it pins to a power of two.
-                pinned = 2 ** (one_input - 1).bit_length()
-                checkpoints = -(-len(self.full.layers) // setup.checkpoint_every)
-                phases["train"] = {PROCESS_PART: PROCESS["cuda"], "checkpoints": checkpoints * pinned}
+                phases["train"] = {"checkpoints": self._offloaded(setup)}
         if setup.vllm and setup.vllm_sleeps and setup.sends_adapters:
-            phases["sleep"] = {PROCESS_PART: PROCESS["cuda"], "vLLM: base": self._engines_base}
+            phases["sleep"] = {"vLLM: base": self._engines_base}
         if setup.adapter:
-            sums = {"base in float32": self.parameters * LOADED_IN["float32"], "adapters": self.adapters}
-            sums["one layer merged"] = self._one_layer_merged
-            phases["merge"] = {PROCESS_PART: PROCESS["cpu"], **sums}
-        return {name: _without_zeros(parts) for name, parts in phases.items()}
+            phases["merge"] = {
+                "base in float32": self.parameters * LOADED_IN["float32"],
+                "adapters": self.adapters,
+                "one layer merged": self._one_layer_merged,
+            }
+        for name, parts in phases.items():
+            process = PROCESS["cpu" if name == "merge" else "cuda"]
+            phases[name] = _without_zeros({PROCESS_PART: process, **parts})
+        return phases
+
+    def _cast_while_loading(self, setup: Setup) -> int:
+        """Return the bytes of the largest matrices that are on the host at once, on their way to the device."""
+        element = LOADED_IN[setup.dtype]
+        stored = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
+        if not setup.bits and element == LOADED_IN.get(stored, 2):
+            return 0  # nothing is cast: pages of the files go to the device as they are
+        packed = {module.weight for module in self._quantized}
+        matrices = [module.in_features * module.out_features for module in self._quantized]
+        matrices += [p.numel() for p in self.full.model.parameters() if p.dim() > 1 and p not in packed]
+        at_once = 1 if setup.bits else READERS
+        return element * sum(sorted(matrices, reverse=True)[:at_once])
+
+    def _offloaded(self, setup: Setup) -> int:
+        """Return the bytes of the checkpoints that wait on the host."""
+        tokens = max(shape.tokens for shape in trained_shapes(self.config, setup))
+        one_input = tokens * self.config.hidden_size * LOADED_IN[setup.dtype]
+        # Up to a bound of its own, PyTorch rounds what it pins to a power of two.
+        pinned = 2 ** (one_input - 1).bit_length()
+        checkpoints = -(-len(self.full.layers) // setup.checkpoint_every)
+        return checkpoints * pinned
 
 
-def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *rest: Any) -> passes.Peaks:
+def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *arguments: Setup | Shape) -> passes.Peaks:
     """Run a pass with masks in the first form that the model takes; raise an `InputError` where it takes none."""
     try:
-        return run(skeleton, *rest)
+        return run(skeleton, *arguments)
     except NOT_PLANNED as error:
         if skeleton.masks != MASKS[-1]:
+            # The form stays: later passes begin with the one that this pass ran with.
             skeleton.masks = MASKS[MASKS.index(skeleton.masks) + 1]
-            return _run(run, skeleton, *rest)
+            return _run(run, skeleton, *arguments)
         got = f"{skeleton.config.model_type}, whose {run.__name__} step cannot be run without weights"
         remedy = f"It cannot be planned. {reason(error)}"
         raise InputError("--model", got, "a decoder whose steps can be counted", remedy) from error
 
 
-def _kinds(skeleton: Skeleton) -> list[tuple[Any, ...]]:
+def _kinds(skeleton: Skeleton) -> list[tuple[object, ...]]:
     """Return for each layer of a decoder what makes it differ from others: its weights, and its kind of attention."""
     types = getattr(skeleton.config, "layer_types", None) or ()
     kinds = []
@@ -344,7 +380,7 @@ def _kinds(skeleton: Skeleton) -> list[tuple[Any, ...]]:
     return kinds
 
 
-def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
+def _without_zeros(parts: Parts) -> Parts:
     return {part: size for part, size in parts.items() if size}
 
 
@@ -355,11 +391,11 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
     size = parameter.element_size()
     if "paged" in name and setup.device == "cuda":
         return 0  # in memory that moves to the host when the device runs short
-    if "8bit" in name and count >= 4096:
-        return 2 * count + 2 * 4 * -(-count // 256)
+    if "8bit" in name and count >= 4096:  # bitsandbytes leaves smaller ones as they are
+        return 2 * count + 2 * 4 * -(-count // 256)  # two moments, each with a float32 scale per 256
     if name == "sgd":
         return 0
-    if name == "adafactor":
+    if name == "adafactor":  # sums over rows and columns in the place of a matrix
         return 4 * sum(parameter.shape) if parameter.dim() > 1 else 4 * count
     if "lion" in name or name == "rmsprop":
         return count * size
@@ -374,123 +410,6 @@ def _watched(trained: list[nn.Parameter]) -> int:
 
 def _rollouts(setup: Setup) -> int:
     """Return the bytes of the ids, masks and log-probabilities of a generation batch."""
-    per_token = 16 * setup.width + 4 * setup.completion * (setup.scores_old + setup.reference)
-    return setup.generated_rows * per_token
-
-
-# Settings that fit ---------------------------------------------------------------------------------------------------
-
-ROWS_PER_STEP = 64
-LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
-PROPOSED = ("batch", "accumulation", "steps_per_generation", "group", "completion", "checkpointing")
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Settings that fit, or the smallest there are.
-
-    Args:
-        estimate ([`Estimate`]): Of the settings.
-        fits (`bool`): Whether they fit the memory.
-    """
-
-    estimate: Estimate
-    fits: bool
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The settings as recipe keys."""
-        setup = self.estimate.setup
-        keys = {FIELD_KEYS[name]: getattr(setup, name) for name in PROPOSED}
-        if setup.generation_rows:
-            keys[FIELD_KEYS["generation_rows"]] = setup.generation_rows
-        if setup.offload:
-            every = {"every_n_layers": setup.checkpoint_every} if setup.checkpoint_every > 1 else {}
-            keys[CHECKPOINT_OPTIONS[0]] = {**every, "offload": True}
-        return keys
-
-
-def propose(planner: Planner, setup: Setup, memory: int, given: Any = (), rows: int | None = None) -> Proposal:
-    """Find the best settings that fit.
-
-    Args:
-        planner ([`Planner`]): Planner of the model.
-        setup ([`Setup`]): Given values and defaults.
-        memory (`int`): Bytes of the device.
-        given (`Collection[str]`): Recipe keys that must stay unchanged.
-        rows (`int`, *optional*): Rows of an optimizer step; by default those of the given batch sizes, or 64.
-
-    Returns:
-        [`Proposal`]: With `fits=False`, the settings that need least.
-    """
-    if rows is None:
-        says = {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(given)
-        rows = setup.batch * setup.accumulation if says else ROWS_PER_STEP
-    rows = lcm(rows, setup.group)  # every prompt with all its completions
-    lengths = [setup.completion]
-    if "max_completion_length" not in given:
-        context = context_length(planner.config)
-        longest = LENGTHS[0] if context is None else max(1, context - setup.prompt)
-        lengths = sorted({min(length, longest) for length in LENGTHS}, reverse=True)
-    least = setup
-    for rounds, offloaded in _ways(setup, given):
-        for completion in lengths:
-            batches = _batches(replace(offloaded, completion=completion), rows, given)
-            least = min(_generations(batches[-1], given), key=lambda candidate: candidate.generated_rows)
-            if rounds:
-                least = _in_rounds(least)[-1]
-            if planner.training(least) > memory:
-                continue
-            # A larger micro-batch needs more, so bisection finds the first that fits. `training` is a lower bound,
-            # hence the candidates behind it are estimated in full, one by one.
-            first = bisect_left(batches, True, key=lambda candidate: planner.training(candidate) <= memory)
-            for candidate in batches[first:]:
-                for generation in _generations(candidate, given):
-                    for settled in _in_rounds(generation) if rounds else [generation]:
-                        estimate = planner.estimate(settled)
-                        if estimate.total <= memory:
-                            return Proposal(estimate, True)
-    return Proposal(planner.estimate(least), False)
-
-
-def _ways(setup: Setup, given: Any) -> list[tuple[bool, Setup]]:
-    """Return the ways to run, the fastest first: whether in rounds, and with checkpoints on the device or the host."""
-    generates = not (setup.vllm or setup.generates_elsewhere)
-    may_take_rounds = generates and FIELD_KEYS["generation_rows"] not in given
-    may_offload = setup.device == "cuda" and setup.checkpointing and not set(CHECKPOINT_OPTIONS) & set(given)
-    ways = [(False, setup)]
-    if may_take_rounds:
-        ways.append((True, setup))
-    if may_offload and not setup.offload:
-        ways.append((may_take_rounds, replace(setup, offload=True)))
-    return ways
-
-
-def _in_rounds(setup: Setup) -> list[Setup]:
-    """Return the setup with rounds of equal size, the fewest rounds first."""
-    rows = setup.generated_rows
-    return [replace(setup, generation_rows=n) for n in range(rows // 2, 0, -1) if rows % n == 0] or [setup]
-
-
-def _batches(setup: Setup, rows: int, given: Any) -> list[Setup]:
-    """Return the micro-batches for so many rows per step, the largest first."""
-    sizes = [n for n in range(min(rows, 64), 0, -1) if rows % n == 0]
-    is_fixed = "gradient_accumulation_steps" in given
-    if "per_device_train_batch_size" in given:
-        sizes = [setup.batch]
-    elif is_fixed:
-        sizes = [max(1, rows // setup.accumulation)]
-    batches = []
-    for n in sizes:
-        accumulation = setup.accumulation if is_fixed else max(1, rows // n)
-        batches.append(replace(setup, batch=n, accumulation=accumulation))
-    return batches
-
-
-def _generations(setup: Setup, given: Any) -> list[Setup]:
-    """Return setups by micro-batches per generation, the most first: whole groups, and a divisor of the step."""
-    if {"steps_per_generation", "generation_batch_size"} & set(given):
-        return [setup]
-    steps = [n for n in range(setup.accumulation, 0, -1) if setup.accumulation % n == 0]
-    complete_groups = [n for n in steps if setup.batch * n % setup.group == 0]
-    return [replace(setup, steps_per_generation=n) for n in complete_groups or [setup.accumulation]]
+    log_probs = setup.scores_old + setup.reference
+    per_row = 16 * setup.width + 4 * setup.completion * log_probs
+    return setup.generated_rows * per_row

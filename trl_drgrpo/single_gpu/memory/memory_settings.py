@@ -15,11 +15,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trl_drgrpo.common.errors import InputError, did_you_mean, shortened
 from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, refuse_out_of_range
 from trl_drgrpo.common.reading import reading
+
+Default = TypeVar("Default")
 
 LOADED_IN = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 
@@ -40,8 +42,8 @@ class Adapter:
     dropout: float = 0.05
 
 
-def _key(name: str, default: Any) -> Any:
-    """A field that a key of the recipe gives as it is; one that is missing, or null, leaves the default."""
+def _key(name: str, default: Default) -> Default:
+    """Declare a field that a key of the recipe gives as it is; one that is missing, or null, leaves the default."""
     return field(default=default, metadata={"key": name})
 
 
@@ -128,13 +130,16 @@ class Setup:
 
     @property
     def scores_old(self) -> bool:
-        """Tell whether old log-probabilities are computed: where rows are trained on after the weights have moved."""
+        """Tell whether old log-probabilities are computed: where rows are trained on after the weights have moved.
+
+        vLLM's own kernels sample with other roundings than the policy is scored with, so its rows always are.
+        """
         moved = self.accumulation % (self.steps_per_generation * self.iterations) != 0
         return moved or self.vllm or self.generates_elsewhere
 
     @property
     def generates_mid_window(self) -> bool:
-        """Tell if a generation may fall between two micro-batches of an optimizer step, while gradients are held."""
+        """Tell whether a generation may fall between two micro-batches of an optimizer step, while gradients wait."""
         return self.steps_per_generation * self.iterations % self.accumulation != 0
 
 
@@ -155,9 +160,12 @@ def of_adapter(folder: Path) -> tuple[str, dict[str, Any]]:
             raise TypeError("base_model_name_or_path is not a text")
     if kind != "LORA":
         raise InputError("--model", f"{folder}, an adapter of type {kind}", "a LoRA adapter", "Name another model.")
-    keys = {"lora_r": content.get("r"), "lora_dropout": content.get("lora_dropout")}
-    targets = content.get("target_modules") or content.get("target_parameters")
-    return base, {"use_peft": True, "lora_target_modules": targets, **keys}
+    return base, {
+        "use_peft": True,
+        "lora_target_modules": content.get("target_modules") or content.get("target_parameters"),
+        "lora_r": content.get("r"),
+        "lora_dropout": content.get("lora_dropout"),
+    }
 
 
 def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> Setup:
@@ -178,9 +186,15 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     targets = values.get("lora_target_modules")
     if isinstance(targets, (list, tuple)):
         targets = targets[0] if len(targets) == 1 else tuple(targets)
-    adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
+    adapter = None
+    if values.get("use_peft"):
+        adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
     dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
-    reduced = "bfloat16" if values.get("bf16", device == "cuda") else None
+    autocast = None
+    if values.get("fp16"):
+        autocast = "float16"
+    elif values.get("bf16", device == "cuda"):
+        autocast = "bfloat16"
     vllm = bool(values.get("use_vllm"))
     colocate = values.get("vllm_mode", "colocate") == "colocate"
     checkpoints: dict[str, Any] = {}
@@ -189,8 +203,8 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     setup = Setup(
         device=device,
         dtype=_dtype(dtype),
-        autocast="float16" if values.get("fp16") else reduced,
-        adapter=adapter if values.get("use_peft") else None,
+        autocast=autocast,
+        adapter=adapter,
         bits=bits,
         prompt=prompt,
         checkpoint_every=checkpoints.get("every_n_layers", 1),
@@ -208,7 +222,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     return replace(setup, steps_per_generation=steps)
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     name = str(value or "float32").removeprefix("torch.")
     if name == "auto":  # the file's own dtype; nearly every published model is in bfloat16
         return "bfloat16"
@@ -231,10 +245,12 @@ def _bytes(text: str, whole: int = 0) -> int | None:
     amount = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(%)|([kmgt]?)(?:i?b)?)", text.strip().lower())
     if amount is None:
         return None
-    if amount[2]:
-        size = float(amount[1]) / 100 * whole
+    number, percent, unit = amount.groups()
+    size = float(number)  # infinite for 400 digits
+    if percent:
+        size = size / 100 * whole
     else:
-        size = float(amount[1]) * 1024 ** _POWERS[amount[3]]
+        size *= 1024 ** _POWERS[unit]
     return int(size) if math.isfinite(size) else None
 
 

@@ -17,11 +17,11 @@ anything:
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,9 +40,9 @@ class Ledger(TorchDispatchMode):
         self.live = 0
         self.segment = "start"
         self.peaks: dict[str, int] = defaultdict(int)
-        self._references: dict[int, Any] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def known(self, tensors: Iterable[torch.Tensor]) -> None:
+    def known(self, tensors: Iterable[Tensor]) -> None:
         """Leave out storages that were there before."""
         for tensor in tensors:
             self.enter(tensor, counts=False)
@@ -56,15 +56,21 @@ class Ledger(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the guard against it costs more than the bookkeeping
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, (tuple, list)) else [out]
         for result in results:
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, Tensor):
                 self.enter(result)
         return out
 
-    def enter(self, tensor: torch.Tensor, counts: bool = True) -> None:
+    def enter(self, tensor: Tensor, counts: bool = True) -> None:
         """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata  # views of one storage are several Python objects with one address behind them
@@ -72,7 +78,7 @@ class Ledger(TorchDispatchMode):
             return
         size = storage.nbytes() if counts else 0
 
-        def leave(_: Any) -> None:
+        def leave(_: object) -> None:
             self._references.pop(key, None)
             self.live -= size
 
@@ -96,10 +102,30 @@ NESTED_BLOCK = 256
 CODE_BYTES = 64 + 1024
 
 # What autocast runs in its type; and what it runs in float32, on a GPU alone.
-_LOWER = {functional.linear, functional.conv1d, functional.scaled_dot_product_attention, torch.einsum}
-_LOWER |= {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.baddbmm, torch.addmm}
-_FLOAT32_ON_GPU = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, torch.pow}
-_FLOAT32_ON_GPU |= {torch.Tensor.softmax, torch.Tensor.pow, torch.rsqrt, torch.cumsum, torch.Tensor.cumsum}
+_LOWER = {
+    functional.linear,
+    functional.conv1d,
+    functional.scaled_dot_product_attention,
+    torch.einsum,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.bmm,
+    torch.baddbmm,
+    torch.addmm,
+}
+_FLOAT32_ON_GPU = {
+    functional.layer_norm,
+    functional.softmax,
+    functional.log_softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+    torch.pow,
+    torch.Tensor.pow,
+    torch.rsqrt,
+    torch.cumsum,
+    torch.Tensor.cumsum,
+}
 # Products of tokens, sorted by expert, with each expert's weights: on the meta device they take bfloat16 alone.
 _GROUPED = {getattr(functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None)} - {None}
 
@@ -118,9 +144,9 @@ class Precision(TorchFunctionMode):
         self.device = device
         # Behind prompts that are held once, casts are freed one by one (measured on a CPU).
         self.keeps_casts = True
-        self._casts: dict[int, torch.Tensor] = {}
+        self._casts: dict[int, Tensor] = {}
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.forget()
 
@@ -128,10 +154,16 @@ class Precision(TorchFunctionMode):
         """End autocast's outermost block, which frees cast weights that nothing else holds."""
         self._casts.clear()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self.dtype is not None and func in _LOWER:
-            args = tuple(self._lowered(argument) for argument in args)
+            args = tuple(map(self._lowered, args))
             kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
             args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
@@ -144,26 +176,42 @@ class Precision(TorchFunctionMode):
             return _dropout_on_gpu(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _lowered(self, value: Any) -> Any:
+    def _lowered(self, value: object) -> object:
         """Cast a tensor to autocast's dtype."""
         if not _is_float(value) or value.dtype == self.dtype:
             return value
-        # Autocast caches the casts of trained float32 weights only.
-        if not (self.keeps_casts and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        # Autocast caches the casts of trained float32 weights only. Without gradient, a view of one (`weight.T`) is a
+        # leaf, too, but it dies after the product, and its id would stand for the next one.
+        is_weight = value.is_leaf and value.requires_grad and not value._is_view()
+        if not (self.keeps_casts and is_weight and value.dtype == torch.float32):
             return value.to(self.dtype)
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(self.dtype)
         return self._casts[id(value)]
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _is_float(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout_on_gpu(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]  # its mask is one byte per element
+
+
+Tensors = Sequence[Tensor | None]
+
+
+class Context(Protocol):
+    """Things that PyTorch keeps of one call between its forward and its backward."""
+
+    back: Callable[..., object]
+    like: list[tuple[torch.Size, torch.dtype] | None]
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: Tensors
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class Kernel(torch.autograd.Function):
@@ -175,7 +223,12 @@ class Kernel(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Any, back: Any, *inputs: Any) -> torch.Tensor:
+    def forward(
+        ctx: Context,
+        run: Callable[..., tuple[Tensor, Tensors]],
+        back: Callable[..., object],
+        *inputs: Tensor | None,
+    ) -> Tensor:
         out, saved = run(*inputs)
         ctx.back = back
         # Shapes and dtypes, not the inputs: those that backward does not need are freed.
@@ -184,60 +237,69 @@ class Kernel(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        grads: list[torch.Tensor | None] = []
+    def backward(ctx: Context, grad: Tensor) -> Tensors:  # type: ignore[override]
+        grads: list[Tensor | None] = []
         for like, needs_grad in zip(ctx.like, ctx.needs_input_grad[2:], strict=True):
-            grads.append(grad.new_empty(like[0], dtype=like[1]) if needs_grad else None)
+            if like is not None and needs_grad:
+                shape, dtype = like
+                grads.append(grad.new_empty(shape, dtype=dtype))
+            else:
+                grads.append(None)
+        # Dies before the gradients are handed on, as the real kernel's does.
         workspace = ctx.back(grad, *ctx.saved_tensors)
         del workspace
         return None, None, *grads
 
 
-def _grouped(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _grouped(tokens: Tensor, weights: Tensor) -> Tensor:
     """Stand in for the product of `(n, columns)` tokens and `(experts, columns, rows)` weights."""
 
-    def run(tokens: torch.Tensor, weights: torch.Tensor) -> Any:
+    def run(tokens: Tensor, weights: Tensor):
         return tokens.new_empty(tokens.size(0), weights.size(-1)), [tokens, weights]
 
-    return Kernel.apply(run, lambda grad, *kept: None, tokens, weights)  # type: ignore[return-value]
+    return Kernel.apply(run, lambda grad, *saved: None, tokens, weights)  # type: ignore[return-value]
 
 
 APART = "apart"  # attribute of a mask: as in `Shape`
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     device: str = "cuda",
-) -> torch.Tensor:
+) -> Tensor:
     """Stand in for PyTorch's `scaled_dot_product_attention` when it takes a fused kernel of `device`.
 
     Queries are `(B, heads, n, head_dim)`; keys and values may have fewer heads. PyTorch turns a boolean mask into
     numbers first. Where branches attend apart, each block keeps the keys and values it gathered, and its output.
     """
-    copied, score_entries = getattr(attn_mask, APART, None) or (0, None)
-    if score_entries is not None:
+    copied = 0
+    blocks = getattr(attn_mask, APART, None)
+    if blocks is not None:  # the masks of its blocks, in the place of one over the whole pack
+        copied, score_entries = blocks
         attn_mask = query.new_empty(score_entries)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
 
-    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> Any:
+    def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None):
         batch, heads, n, _ = query.shape
+        # The kernels write `(B, n, heads, head_dim)`, so that joining the heads copies nothing.
         out = query.new_empty(batch, n, heads, value.size(-1)).transpose(1, 2)
-        saved = [query, key, value, mask, out, query.new_empty(batch, heads, n, dtype=torch.float32)]
+        log_sums = query.new_empty(batch, heads, n, dtype=torch.float32)
+        saved = [query, key, value, mask, out, log_sums]
         if copied:
             for tensor in (key, value):
                 saved.append(tensor.new_empty(copied, heads, tensor.size(-1)))
             saved.append(torch.empty_like(out))
         return out, saved
 
-    def back(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
+    def back(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None):
         workspace = [query.new_empty(query.shape[:3], dtype=torch.float32)]
         if device == "cuda":
             # Gradients of the queries are summed in float32, those of shared keys and values are made per head.
@@ -250,7 +312,7 @@ def attend(
     return Kernel.apply(run, back, query, key, value, attn_mask)  # type: ignore[return-value]
 
 
-def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device: str) -> torch.Tensor:
+def fused_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype, device: str) -> Tensor:
     """Stand in for TRL's `ChunkedLogProbFunction`: the only logits are those of one tile.
 
     Its Triton kernel folds a tile in place; in plain PyTorch, on a CPU, several float32 tensors of the tile's size
@@ -258,14 +320,14 @@ def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device
     """
     forward_bytes, backward_bytes = FOLDING_BYTES[device]
 
-    def run(hidden: torch.Tensor, weight: torch.Tensor, bias: Any) -> Any:
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None):
         statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
         tile = _tile(hidden, weight, compute, forward_bytes)
         log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
         del tile
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
-    def back(grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, *_: Any) -> Any:
+    def back(grad: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *_: Tensor):
         # Gradients are summed over the tiles in float32; those in float32 already need no sum beside them.
         sums = [torch.empty_like(grad)]  # zeros: the entropy's gradient
         for tensor in (hidden, weight, bias):
@@ -276,13 +338,13 @@ def fused_head(hidden: Any, weight: Any, bias: Any, compute: torch.dtype, device
     return Kernel.apply(run, back, hidden, weight, bias)  # type: ignore[return-value]
 
 
-def _tile(hidden: torch.Tensor, weight: torch.Tensor, compute: torch.dtype, folding: int) -> list[torch.Tensor]:
+def _tile(hidden: Tensor, weight: Tensor, compute: torch.dtype, folding: int) -> list[Tensor]:
     """Return a tile of logits and its factors. `folding` bytes per logit come and go while the tile is folded."""
     rows = min(len(hidden), HEAD_TOKENS)
     columns = min(len(weight), HEAD_VOCABULARY)
     tile = hidden.new_empty(rows, HEAD_VOCABULARY, dtype=compute)
     tensors = [tile, hidden[:rows].to(compute), weight[:columns].to(compute)]
-    hidden.new_empty(rows * columns * folding, dtype=torch.uint8)
+    hidden.new_empty(rows * columns * folding, dtype=torch.uint8)  # dies at once, but the ledger has seen it
     return tensors
 
 
@@ -302,7 +364,14 @@ class QuantizedLinear(nn.Module):
     """
 
     def __init__(
-        self, rows: int, columns: int, bias: Any, compute: torch.dtype, bits: int, nested: bool, packed: bool
+        self,
+        rows: int,
+        columns: int,
+        bias: Tensor | None,
+        compute: torch.dtype,
+        bits: int,
+        nested: bool,
+        packed: bool,
     ) -> None:
         super().__init__()
         self.out_features = rows
@@ -317,17 +386,17 @@ class QuantizedLinear(nn.Module):
         elif nested:  # a byte per block, and float32 scales of these
             scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES
         else:
-            scales = 4 * blocks + 64
+            scales = 4 * blocks + 64  # float32, and the code book of 16 values
         self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
         self.register_buffer("scales", _bytes(scales))
         self.bias = bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         quantized = torch.empty_like(x, dtype=torch.int8) if self.bits == 8 else None
         shape = self.shape
         packed = self.packed
 
-        def run(x: torch.Tensor) -> Any:
+        def run(x: Tensor):
             weight = None
             if not packed:
                 weight = x.new_empty(shape)
@@ -336,11 +405,11 @@ class QuantizedLinear(nn.Module):
             return out, []  # nothing is saved: the backward unpacks the weight again
 
         out = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute)).to(x.dtype)  # type: ignore
-        del quantized
+        del quantized  # alive until here, beside the product
         return out
 
 
-def _bytes(count: int) -> torch.Tensor:
+def _bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8, device="meta")
 
 
@@ -374,12 +443,12 @@ class AdaptedLinear(nn.Module):
     def bias(self) -> Any:
         return self.base.bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         result = self.base(x)
         is_quantized = isinstance(self.base, QuantizedLinear)
         result_dtype = result.dtype
         if is_quantized:
-            result = result.clone()
+            result = result.clone()  # as PEFT: backward fails on a changed view of a 4-bit product
         if not is_quantized or self.precision.dtype is None:
             x = x.to(torch.float32)
         update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0  # the scaling, whose value changes no size

@@ -9,10 +9,10 @@ import copy
 import re
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import check_local, hub_errors
@@ -20,6 +20,9 @@ from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, Precision, QuantizedLinear
 from trl_drgrpo.upstream.kv_cache import CACHE, cache_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 ATTENTION = "trl_drgrpo_planned"
 # Errors of a model that cannot be built, or run, without weights.
@@ -35,7 +38,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200].rstrip('.')}."
 
 
-def read_config(name: str) -> tuple[Any, bool]:
+def read_config(name: str) -> tuple["PreTrainedConfig", bool]:
     """Read the configuration of a model, or of its text part where it has several.
 
     Args:
@@ -57,7 +60,7 @@ def read_config(name: str) -> tuple[Any, bool]:
     return text_part(config)
 
 
-def text_part(config: Any) -> tuple[Any, bool]:
+def text_part(config: "PreTrainedConfig") -> tuple["PreTrainedConfig", bool]:
     """Return the configuration of a model's language model.
 
     Args:
@@ -96,8 +99,9 @@ class Skeleton:
         `InputError`: An architecture without a causal language model, or targets that name no layer.
     """
 
-    def __init__(self, config: Any, setup: Setup, layers: int | None = None):
-        self.config = config = copy.deepcopy(config)
+    def __init__(self, config: "PreTrainedConfig", setup: Setup, layers: int | None = None):
+        config = copy.deepcopy(config)
+        self.config = config
         if layers is not None:
             config.num_hidden_layers = layers
             # Lists of a type per layer must fit. Where they are no attribute, they follow from the number of layers.
@@ -106,23 +110,23 @@ class Skeleton:
                     setattr(config, name, list(getattr(config, name))[:layers])
         try:
             with torch.device("meta"):
-                model = self.model = _language_model(config, getattr(torch, setup.dtype))
+                model = _language_model(config, getattr(torch, setup.dtype))
         except Exception as error:
             got = f"{config.model_type}, which cannot be built as a causal language model"
             raise InputError("--model", got, "a decoder that transformers knows", reason(error)) from error
+        self.model = model
         compute = getattr(torch, setup.autocast) if setup.autocast else None
         self.precision = Precision(compute, setup.device)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.head = model.get_output_embeddings()
-        backbone = model.base_model
-        if backbone is model:  # Llama 4 has the prefix of its multi-modal class, so transformers finds no base
-            backbone = model.model
-        self.backbone: Any = backbone
+        self.head: nn.Linear = model.get_output_embeddings()
+        self.backbone = model.base_model
+        if self.backbone is model:  # Llama 4 has the prefix of its multi-modal class, so transformers finds no base
+            self.backbone = model.model
         self.masks = MASKS[0]
         # The decoder's layers: the list with as many entries as there are layers, else the first one.
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        decoders = [layers for layers in lists if len(layers) == config.num_hidden_layers]
-        self.layers: Any = next(iter(decoders or lists))
+        decoders = [candidate for candidate in lists if len(candidate) == config.num_hidden_layers]
+        self.layers: nn.ModuleList = (decoders or lists)[0]
         if setup.bits or setup.adapter:
             self._change_layers(setup)
         model.train()
@@ -131,21 +135,25 @@ class Skeleton:
         """Quantize and adapt linear layers, all but the head."""
         adapter = setup.adapter
         is_adapted = setup.adapter is None
-        targets: Any = None
+        targets: str | tuple[str, ...] = ()
         if adapter is not None:
             self.model.requires_grad_(False)
-            targets = adapter.targets
-            if targets is None:
+            if adapter.targets is None:
                 targets = _default_targets(self.config.model_type)
+            else:
+                targets = adapter.targets
         for name, layer in list(self.model.named_modules()):
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
                 continue
-            weight: Any = layer.weight
-            rows, columns = reversed(weight.shape) if is_turned else weight.shape
+            weight: Tensor = layer.weight
+            rows, columns = weight.shape
+            if is_turned:
+                columns, rows = weight.shape
             if setup.bits:
                 packed = setup.device == "cpu"
                 layer = QuantizedLinear(rows, columns, layer.bias, weight.dtype, setup.bits, setup.nested, packed)
+            # The adapter goes around the quantized layer, as with PEFT.
             if adapter is not None and _is_target(name, targets):
                 layer = AdaptedLinear(layer, columns, rows, adapter.rank, adapter.dropout, self.precision)
                 is_adapted = True
@@ -156,7 +164,7 @@ class Skeleton:
             raise InputError("lora_target_modules", repr(targets), expected, remedy)
 
 
-def _language_model(config: Any, dtype: torch.dtype) -> Any:
+def _language_model(config: "PreTrainedConfig", dtype: torch.dtype) -> Any:
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_MAPPING,
@@ -179,14 +187,15 @@ def _language_model(config: Any, dtype: torch.dtype) -> Any:
 class _WithHead(nn.Module):
     """The text part of a model of several parts, where transformers has no class for it with its head (Qwen-VL)."""
 
-    def __init__(self, text: Any, config: Any, dtype: torch.dtype):
+    def __init__(self, text: "PreTrainedModel", config: "PreTrainedConfig", dtype: torch.dtype):
         super().__init__()
         self.base_model = text
         self.get_input_embeddings = text.get_input_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         self.get_output_embeddings = lambda: self.lm_head
-        if getattr(config, "tie_word_embeddings", False):
-            self.lm_head.weight = text.get_input_embeddings().weight
+        embeddings = text.get_input_embeddings()
+        if getattr(config, "tie_word_embeddings", False) and isinstance(embeddings, nn.Embedding):
+            self.lm_head.weight = embeddings.weight
 
     def forward(self, logits_to_keep: int = 0, **inputs: Any) -> Any:
         out = self.base_model(**inputs)
@@ -194,7 +203,14 @@ class _WithHead(nn.Module):
         return SimpleNamespace(logits=logits, **{CACHE: cache_of(out)})
 
 
-def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
     """Attend as transformers does under sdpa, whose kernel [`Precision`] replaces."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

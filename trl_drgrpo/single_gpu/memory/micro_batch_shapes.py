@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import (
     Budget,
@@ -32,6 +32,9 @@ from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form
 from trl_drgrpo.features.fast_path.tree_mask import cut_into_blocks
 from trl_drgrpo.features.fast_path.window import windows
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # More rows than this (or than two stock micro-batches) in a window do not make its micro-batches any larger.
 ENOUGH_ROWS = 128
@@ -79,7 +82,7 @@ class Shape:
         return all(size >= limit for size, limit in zip(self.sizes, other.sizes, strict=True))
 
 
-def shares_prompts(config: Any, setup: Setup) -> bool:
+def shares_prompts(config: "PreTrainedConfig", setup: Setup) -> bool:
     """Tell whether completions may be packed behind their prompt, so that a forward may come with a block mask.
 
     The fast path refuses to share prompts in some kinds of attention.
@@ -88,7 +91,7 @@ def shares_prompts(config: Any, setup: Setup) -> bool:
     return setup.exact and setup.share_prompts and setup.group > 1 and takes_masks
 
 
-def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
+def trained_shapes(config: "PreTrainedConfig", setup: Setup) -> tuple[Shape, ...]:
     """Return the shapes of micro-batches that are trained on; none exceeds another.
 
     With `micro_batching="upstream"` it is TRL's only one.
@@ -99,14 +102,16 @@ def trained_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
     return _shapes(config, setup, setup.batch * window, window, fewest)
 
 
-def scored_shapes(config: Any, setup: Setup) -> tuple[Shape, ...]:
+def scored_shapes(config: "PreTrainedConfig", setup: Setup) -> tuple[Shape, ...]:
     """Return the shapes of forwards that score all rows of a generation batch, whether or not they are trained on."""
     return _shapes(config, setup, setup.generated_rows, None, setup.group)
 
 
-def _shapes(config: Any, setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
+def _shapes(config: "PreTrainedConfig", setup: Setup, rows: int, slots: int | None, fewest: int) -> tuple[Shape, ...]:
+    """Return the shapes of windows of `rows` rows, at most `slots` micro-batches each (`None`: any number)."""
     if not setup.exact:
         return (_stock(setup, masked=True, later=setup.accumulation > 1),)
+    # Nothing else of the setup matters, so runs that differ in other settings share an entry of the cache.
     lengths = Setup(batch=setup.batch, prompt=setup.prompt, completion=setup.completion, group=setup.group)
     costs = costs_of(config, setup.device, shares_prompts(config, setup))
     return _planned(costs, lengths, rows, slots, fewest)
@@ -114,8 +119,16 @@ def _shapes(config: Any, setup: Setup, rows: int, slots: int | None, fewest: int
 
 def _stock(setup: Setup, masked: bool, later: bool) -> Shape:
     """Return TRL's own micro-batch: every row by itself, at its limit."""
-    scored = setup.batch * setup.completion
-    return Shape(setup.batch, setup.width, scored, scored, setup.batch * setup.width, masked, later)
+    completion_tokens = setup.batch * setup.completion
+    return Shape(
+        packs=setup.batch,
+        width=setup.width,
+        scored=completion_tokens,
+        layout=completion_tokens,
+        padded=setup.batch * setup.width,
+        masked=masked,
+        later=later,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -133,14 +146,19 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
                 micro_batches = min(slots, -(-len(window) // setup.batch))
             # They run in this order, behind slots that run nothing, so only the first one meets no gradients.
             plan = plan_window(window, micro_batches, budget, costs)
-            for i, batch in enumerate(plan):
-                shapes.add(_shape(window, batch, costs, later=i > 0))
+            for number, batch in enumerate(plan):
+                shapes.add(_shape(window, batch, costs, later=number > 0))
     if costs.share_prompts:
         most = max(shape.tokens for shape in shapes)
-        longest = {shape for shape in shapes if shape.tokens == most}
         tokens = max(most, _tokens_of_fitting_packs(setup, rows))
-        shapes = (shapes - longest) | {_widest_mask(shape, tokens, setup, costs) for shape in longest}
-    return tuple(sorted(candidate for candidate in shapes if not any(shape.exceeds(candidate) for shape in shapes)))
+        for shape in [shape for shape in shapes if shape.tokens == most]:
+            shapes.remove(shape)
+            shapes.add(_widest_mask(shape, tokens, setup, costs))
+    largest = []
+    for shape in sorted(shapes):
+        if not any(larger.exceeds(shape) for larger in shapes):
+            largest.append(shape)
+    return tuple(largest)
 
 
 def _tokens_of_fitting_packs(setup: Setup, rows: int) -> int:
@@ -162,19 +180,24 @@ def _widest_mask(shape: Shape, tokens: int, setup: Setup, costs: Costs) -> Shape
     widest = max(shape.width, min(whole_group, math.isqrt(most)))
     attended = max(min(tokens * widest, most), tokens * shape.width)
     packs = max(1, tokens**2 // attended)
-    return replace(shape, packs=packs, width=min(-(-tokens // packs), budget.tokens // packs), masked=True)
+    width = min(-(-tokens // packs), budget.tokens // packs)  # rounded up, but within the budget
+    return replace(shape, packs=packs, width=width, masked=True)
 
 
 def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Row]]:
     """Yield a window, then as many of its rows as just fill one micro-batch: rows alone, and whole groups."""
     yield window
-    live = [row for row in window if row.live]
-    rows_in_budget = budget.tokens // max(row.prompt_length + row.unshared_length for row in live)
-    groups = defaultdict(list)
-    for i, row in enumerate(window):
+    live: list[Row] = []
+    groups: dict[object, list[int]] = defaultdict(list)
+    longest_row = 0
+    for number, row in enumerate(window):
         if row.live:
-            groups[row.prompt].append(i)
-    groups_in_budget = budget.tokens // max(pack_length(window, tuple(group)) for group in groups.values())
+            live.append(row)
+            groups[row.prompt].append(number)
+            longest_row = max(longest_row, row.prompt_length + row.unshared_length)
+    longest_group = max(pack_length(window, tuple(group)) for group in groups.values())
+    rows_in_budget = budget.tokens // longest_row
+    groups_in_budget = budget.tokens // longest_group
     for rows in {rows_in_budget, groups_in_budget * len(live) // len(groups)}:
         if max(fewest, 1) <= rows < len(live):
             yield live[:rows]
@@ -184,13 +207,12 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
     """Yield windows of `rows` rows, in whose groups `fewest` rows or more are run, and the generation's widest row."""
     group = min(setup.group, rows)
     longest = setup.completion
-    count = max(1, min(rows, max(ENOUGH_ROWS, 2 * setup.batch)) // group)
-    for prompt in sorted({-(-setup.prompt * part // 4) for part in (1, 2, 3, 4)}):
-        for rows_left in sorted({min(fewest, group), max(min(2, group), min(fewest, group)), group}):
-            # All at the limit, all shorter, and long ones beside short ones.
-            lengths = [[max(1, longest // part)] * rows_left for part in (1, 2, 4)]
-            lengths.append([max(1, longest * (rows_left - i) // rows_left) for i in range(rows_left)])
-            for group_lengths in lengths:
+    most_rows = min(rows, max(ENOUGH_ROWS, 2 * setup.batch))
+    count = max(1, most_rows // group)
+    fewest_left = min(fewest, group)
+    for prompt in sorted({-(-setup.prompt * quarters // 4) for quarters in (1, 2, 3, 4)}):
+        for rows_left in sorted({fewest_left, max(min(2, group), fewest_left), group}):
+            for group_lengths in _lengths_in_a_group(longest, rows_left):
                 # The generation has a row at both limits: one of these, a row of their groups that is left out, or
                 # one in a group of its own.
                 has_longest = prompt == setup.prompt and (max(group_lengths) == longest or rows_left < group)
@@ -205,29 +227,51 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
                 elif not has_longest:  # one prompt per generation: it is the longest
                     widest = prompt + (max(group_lengths) if rows_left == group else longest)
                 window = [Row(number, prompt, length) for number in range(prompts) for length in group_lengths]
-                forked = [replace(row, completion=_forked(i, row)) for i, row in enumerate(window)]
+                forked = [replace(row, completion=_forked(number, row)) for number, row in enumerate(window)]
                 yield window + long_group, widest
                 yield forked + long_group, widest
+
+
+def _lengths_in_a_group(longest: int, rows: int) -> Iterator[list[int]]:
+    """Yield the lengths of a group's rows: all at the limit, all shorter, and long ones beside short ones."""
+    for part in (1, 2, 4):
+        yield [max(1, longest // part)] * rows
+    yield [max(1, longest * rank // rows) for rank in range(rows, 0, -1)]
 
 
 def _forked(number: int, row: Row) -> tuple[int, ...]:
     """Return a completion's tokens, half of which the next or the previous row has as well."""
     half = row.completion_length // 2
-    return (-(number // 2) - 1,) * half + (number,) * (row.completion_length - half)
+    shared_token = -(number // 2) - 1  # negative: no row's own number
+    return (shared_token,) * half + (number,) * (row.completion_length - half)
 
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
     """Return the shape of a planned micro-batch."""
-    run = [rows[i] for pack in batch for i in pack]
-    lengths = [row.completion_length for row in run]
-    width = costs.width(max(pack_length(rows, pack) for pack in batch))
-    layout = len(run) * max(lengths)
-    padded = layout + len(run) * max(row.prompt_length for row in run)
-    masked = any(len(pack) > 1 for pack in batch)
-    # A prefix that rows share is scored once; each row's last token is none of its inputs.
-    scored = sum(pack_length(rows, pack) - rows[pack[0]].prompt_length + len(pack) for pack in batch)
-    attention_apart = _apart(rows, batch) if costs.apart and costs.share_prompts else None
-    return Shape(len(batch), width, scored, layout, padded, masked, later, attention_apart)
+    count = 0
+    longest_pack = 0
+    longest_prompt = 0
+    longest_completion = 0
+    scored = 0
+    for pack in batch:
+        length = pack_length(rows, pack)
+        longest_pack = max(longest_pack, length)
+        count += len(pack)
+        # A prefix that rows share is scored once; each row's last token is none of its inputs.
+        scored += length - rows[pack[0]].prompt_length + len(pack)
+        for number in pack:
+            longest_prompt = max(longest_prompt, rows[number].prompt_length)
+            longest_completion = max(longest_completion, rows[number].completion_length)
+    return Shape(
+        packs=len(batch),
+        width=costs.width(longest_pack),
+        scored=scored,
+        layout=count * longest_completion,
+        padded=count * (longest_prompt + longest_completion),
+        masked=count > len(batch),
+        later=later,
+        apart=_apart(rows, batch) if costs.apart and costs.share_prompts else None,
+    )
 
 
 def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
@@ -238,8 +282,8 @@ def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
         return copied, score_entries
     # Rows that share nothing but their prompt come without tokens, and a pack is laid out by its tokens.
     rows_with_tokens = []
-    for i, row in enumerate(rows):
-        completion = row.completion or (i,) * row.completion_length
+    for number, row in enumerate(rows):
+        completion = row.completion or (number,) * row.completion_length
         rows_with_tokens.append(replace(row, prompt=(0,) * row.prompt_length, completion=completion))
     for pack in batch:
         ends = Line(pack, rows_with_tokens).ends

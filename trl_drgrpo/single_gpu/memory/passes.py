@@ -6,15 +6,15 @@ another: within a segment live bytes grow by the same amount per layer.
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from trl_drgrpo.features.fast_path.decoding.group_cache import BLOCK, NOT_SERVED, GroupCache, group_attention_in
 from trl_drgrpo.features.fast_path.sharing import mask_form
@@ -34,17 +34,24 @@ from trl_drgrpo.upstream.kv_cache import (
     why_no_groups,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from transformers.utils import ModelOutput
+
+Cache = dict[str, Any]  # a model's cache by the name that its forward takes; empty where layers keep it
 Peaks = dict[str, int]  # per segment, in bytes
-LONG: Any = {"dtype": torch.long, "device": "meta"}
+LONG: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
 
 
 @contextmanager
-def _run(skeleton: Skeleton, *inputs: torch.Tensor | None, keeps_casts: bool = True) -> Iterator[Ledger]:
+def _run(skeleton: Skeleton, *inputs: Tensor | None, keeps_casts: bool = True) -> Iterator[Ledger]:
+    """Count what is allocated in the block, beside the model, its gradients and the inputs."""
     skeleton.precision.keeps_casts = keeps_casts
-    parameters = list(skeleton.model.parameters())
-    there = [*parameters, *skeleton.model.buffers(), *(p.grad for p in parameters), *inputs]
+    present = [*inputs, *skeleton.model.buffers()]
+    for parameter in skeleton.model.parameters():
+        present += [parameter, parameter.grad]
     ledger = Ledger()
-    ledger.known(tensor for tensor in there if tensor is not None)
+    ledger.known(tensor for tensor in present if tensor is not None)
     with ledger, skeleton.precision:
         yield ledger
 
@@ -57,16 +64,17 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     for parameter in model.parameters():  # gradients of earlier micro-batches: `estimate.py` counts them
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     hooks = []
-    if setup.adapter is not None and setup.checkpointing:  # TRL lets the embeddings' output ask for a gradient then
+    if setup.adapter is not None and setup.checkpointing:
+        # As TRL: a checkpointed layer whose input asks for no gradient would have no backward.
         embeddings = model.get_input_embeddings()
-        hooks = [embeddings.register_forward_hook(lambda _, __, out: out.requires_grad_(True))]
+        hooks.append(embeddings.register_forward_hook(lambda _, __, out: out.requires_grad_(True)))
     inputs = _inputs(skeleton, shape)
     with _run(skeleton, layout, *inputs) as ledger:
         ledger.mark("forward")
         hooks += _mark_backward(skeleton.layers, ledger)
         log_probs = _log_probs(skeleton, setup, *inputs)
         loss = _loss(log_probs[layout] if setup.exact else log_probs, setup)
-        skeleton.precision.forget()
+        skeleton.precision.forget()  # autocast's block ends with the loss
         ledger.mark("head")
         loss.backward()
         del log_probs, loss
@@ -89,7 +97,7 @@ def score(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     return {"score": ledger.peaks["score"] + _input_bytes(skeleton.model.base_model.config, shape)}
 
 
-def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return token ids, mask, and places that are scored."""
     packs = shape.packs
     width = shape.width
@@ -100,7 +108,7 @@ def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[torch.Tensor, torch.Tenso
     return torch.empty(packs, width, **LONG), mask, torch.empty(shape.scored, **LONG)
 
 
-def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tensor | None:
+def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> Tensor | None:
     """Return a mask in the form that the model takes."""
     if skeleton.masks == "none":
         return None
@@ -109,20 +117,23 @@ def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> torch.Tens
     return torch.empty(rows, 1, queries, width, dtype=torch.bool, device="meta")
 
 
-def _input_bytes(config: Any, shape: Shape) -> int:
+def _input_bytes(config: "PreTrainedConfig", shape: Shape) -> int:
     """Return the bytes of positions, labels, masks and the like, which live as long as their forward.
 
     So do ids and masks in TRL's layout: as parts, joined, and once more in their original form.
     """
-    masks = shape.tokens * shape.width * shape.masked + (shape.apart[1] if shape.apart else 0)
+    mask_bytes = shape.tokens * shape.width if shape.masked else 0
+    if shape.apart is not None:
+        mask_bytes += shape.apart[1]
     form = mask_form(config)
-    if not isinstance(form, str):
-        # A model with windowed and other layers gets a mask for each. Masks that are added are float32.
-        masks *= max(1, len(form.kinds)) * (4 if form.additive else 1)
-    return masks + 8 * (2 * shape.tokens + shape.scored + 6 * shape.padded)
+    if not isinstance(form, str):  # else the fast path makes none
+        mask_bytes *= max(1, len(form.kinds))  # a model with windowed and other layers gets a mask for each
+        if form.additive:
+            mask_bytes *= 4  # float32 in the place of booleans
+    return mask_bytes + 8 * (2 * shape.tokens + shape.scored + 6 * shape.padded)
 
 
-def _log_probs(skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: Any, scored: torch.Tensor) -> torch.Tensor:
+def _log_probs(skeleton: Skeleton, setup: Setup, ids: Tensor, mask: Tensor | None, scored: Tensor) -> Tensor:
     """Score tokens in the way of this setup, and return their log-probabilities."""
     backbone = skeleton.backbone
     inputs = _taken(backbone, input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
@@ -130,13 +141,14 @@ def _log_probs(skeleton: Skeleton, setup: Setup, ids: torch.Tensor, mask: Any, s
     if not setup.exact:
         hidden = hidden[:, :-1]
     hidden = hidden.reshape(-1, hidden.size(-1))
-    if setup.exact or setup.device == "cuda":
+    if setup.exact or setup.device == "cuda":  # stock TRL scores prompts, too, where its kernel does not run
         hidden = hidden[scored]
-    head: Any = skeleton.head
-    return fused_head(hidden, head.weight, head.bias, skeleton.precision.dtype or hidden.dtype, setup.device)
+    head = skeleton.head
+    compute = skeleton.precision.dtype or hidden.dtype
+    return fused_head(hidden, head.weight, head.bias, compute, setup.device)
 
 
-def _loss(log_probs: torch.Tensor, setup: Setup) -> torch.Tensor:
+def _loss(log_probs: Tensor, setup: Setup) -> Tensor:
     """Return Dr. GRPO's loss, with the tensors that TRL's implementation makes."""
     old = log_probs.detach()
     advantages = torch.empty_like(old)
@@ -154,12 +166,20 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # Run again, in backward, function modes have been left, and autocast is a block of its own.
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    run_again: Any = partial(checkpoint, context_fn=lambda: (nullcontext(), skeleton.precision), **options)
+    run_again = partial(
+        checkpoint,
+        context_fn=lambda: (nullcontext(), skeleton.precision),
+        use_reentrant=False,
+        preserve_rng_state=False,
+    )
 
-    def offloaded(*args: Any) -> Any:
+    def from_host(form: tuple[torch.Size, torch.dtype]) -> Tensor:
+        shape, dtype = form
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def offloaded(*args: Any) -> object:
         # As `save_on_cpu`: a tensor that is saved is let go of, and a new one is made when backward asks for it.
-        with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.shape, saved.dtype), _from_host):
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.shape, saved.dtype), from_host):
             return run_again(*args)
 
     # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
@@ -169,27 +189,26 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
         layer._gradient_checkpointing_func = offloaded if offload else run_again  # type: ignore[assignment]
 
 
-def _from_host(form: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
-    shape, dtype = form
-    return torch.empty(shape, dtype=dtype, device="meta")
+Output = Tensor | tuple[Tensor, ...]
 
 
-def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[Any]:
+def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandle]:
     """Mark the segments of the backward: the last layer, the layers between, the first layer and the rest."""
 
-    def marks(name: str) -> Any:
-        def hook(_: Any, __: Any, out: Any) -> None:
-            hidden = out[0] if isinstance(out, tuple) else out
-            if hidden.requires_grad:
-                hidden.register_hook(lambda grad: ledger.mark(name))
-
-        return hook
+    def mark_on_arrival(name: str, layer: nn.Module, inputs: tuple[object, ...], out: Output) -> None:
+        # Backward reaches a layer with the gradient of its output.
+        hidden = out[0] if isinstance(out, tuple) else out
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: ledger.mark(name))
 
     names = ["first layer", *["layers between"] * (len(layers) - 2), "last layer"]
-    return [layer.register_forward_hook(marks(name)) for layer, name in zip(layers, names, strict=False)]
+    hooks = []
+    for layer, name in zip(layers, names, strict=False):
+        hooks.append(layer.register_forward_hook(partial(mark_on_arrival, name)))
+    return hooks
 
 
-def _taken(model: Any, **inputs: Any) -> dict[str, Any]:
+def _taken(model: nn.Module, **inputs: Any) -> dict[str, Any]:
     """Return the inputs that a model's forward takes; models of running states take no positions."""
     parameters = inspect.signature(model.forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -207,13 +226,11 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     is_fast = setup.exact and setup.fast_generation and runs_once
     is_chunked = bool(getattr(config, "attention_chunk_size", None))
     has_groups = runs_once and not is_chunked and why_no_groups(DynamicCache(config=config)) is None
-    # Prompts held once; prompts run once, then copied; every row by itself.
-    for once, groups in ((True, True), (True, False)):
+    # As the fast path: prompts held once; else prompts run once, then copied; else every row by itself.
+    for groups in (True, False):
         if is_fast and (has_groups or not groups):
-            try:
-                return _generate(skeleton, setup, once, groups)
-            except NOT_SERVED:  # a cache that cannot be shared, or whose rows cannot be selected
-                pass
+            with suppress(*NOT_SERVED):  # a cache that cannot be shared, or whose rows cannot be selected
+                return _generate(skeleton, setup, once=True, groups=groups)
     return _generate(skeleton, setup, once=False, groups=False)
 
 
@@ -221,8 +238,8 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
 _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 
-def _cache_in(output: Any) -> dict[str, Any]:
-    """Return an output's cache by the name that a forward takes; empty for a model that keeps it in its layers."""
+def _cache_in(output: "ModelOutput") -> Cache:
+    """Return the cache in a model's output."""
     for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
         cache = getattr(output, name, None)
         if cache is not None:
@@ -237,7 +254,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
     prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton)
 
-    def step(ids: torch.Tensor, mask: torch.Tensor | None, cache: dict[str, Any]) -> Any:
+    def step(ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
         return model(**_taken(model, **inputs, use_cache=True))
 
@@ -250,15 +267,15 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         cache = _cache_in(step(ids, mask, {}))
         skeleton.precision.forget()
         ledger.mark("copies")
-        prefilled: Any = next(iter(cache.values()), None)
+        prefilled = next(iter(cache.values()), None)
         if groups:  # by the first step, over a cache of each kind
             tested = [torch.empty_like(tensor) for tensor in _held(cache)]
             copied = _group_cache(prefilled, rows, setup.completion)
             del tested, copied
         elif prompts < rows:
             select_rows(prefilled, torch.empty(rows, **LONG))
-    peaks = {name: ledger.peaks[name] for name in ("prompts", "copies")}
-    group_cache: Any = None
+    peaks = dict(ledger.peaks)
+    group_cache = None
     if groups:
         mask = None
         group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
@@ -273,7 +290,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         ledger.mark("tokens")
         for tensor in _held(cache):
             ledger.enter(tensor)
-        if groups:
+        if group_cache is not None:
             torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
         ids = torch.empty(rows, 1, **LONG)
         logits = step(ids, mask, cache).logits[:, -1]
@@ -287,20 +304,30 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         chosen = probabilities / live
         del logits, scores, probabilities, drawn, live, chosen, cache, group_cache
     # Ids, mask and positions of every row so far, the old and the new while one token is added.
-    return peaks | {name: ledger.peaks[name] + 6 * rows * setup.width * 8 for name in ("tokens", "sampling")}
+    bookkeeping = 6 * rows * setup.width * 8
+    for name in ("tokens", "sampling"):
+        peaks[name] = ledger.peaks[name] + bookkeeping
+    return peaks
 
 
-def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, lowered: Any = None) -> GroupCache:
+def _group_cache(
+    prefilled: Any, rows: int, most: int, written: int = 0, lowered: torch.dtype | None = None
+) -> GroupCache:
     """Make a cache that holds each prompt of `prefilled` once, and so many tokens of each row's completion.
 
     `lowered`: dtype of autocast, which the first step after the prompts casts keys and values to.
     """
     prompts = _held(prefilled)[0].size(0)
-    cache: Any = GroupCache(prefilled, [row * prompts // rows for row in range(rows)], None, most=most)
-    for layer in cache.groups if written else ():
-        window = written + 1 if layer.window is None else layer.window + max(BLOCK, layer.window // 2)
-        positions = min(written + 1, window)  # with room for the next one
-        shape = layer.grid.shape[0], layer.heads, layer.grid.shape[1], positions, layer.prompt_values.size(2)
+    prompt_of_row = [row * prompts // rows for row in range(rows)]
+    cache = GroupCache(prefilled, prompt_of_row, None, most=most)
+    if not written:
+        return cache
+    for layer in cache.groups:
+        positions = written + 1  # with room for the next one
+        if layer.window is not None:  # tokens behind it are dropped by the block
+            positions = min(positions, layer.window + max(BLOCK, layer.window // 2))
+        groups, rows_in_group = layer.grid.shape
+        shape = (groups, layer.heads, rows_in_group, positions, layer.prompt_values.size(2))
         if lowered is not None:
             layer.prompt_keys = layer.prompt_keys.to(lowered)
             layer.prompt_values = layer.prompt_values.to(lowered)
@@ -311,16 +338,20 @@ def _group_cache(prefilled: Any, rows: int, most: int, written: int = 0, lowered
     return cache
 
 
-def _held(cache: Any) -> list[torch.Tensor]:
+def _held(cache: object) -> list[Tensor]:
     """Return the tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
-    if isinstance(cache, torch.Tensor):
+    if isinstance(cache, Tensor):
         return [cache]
+    members: Iterable[object]
     if isinstance(cache, dict):
-        cache = list(cache.values())
-    elif hasattr(cache, "layers"):
-        cache = cache.layers
+        members = cache.values()
     elif isinstance(cache, CacheLayerMixin | LinearAttentionCacheLayerMixin):
-        cache = list(vars(cache).values())
-    if not isinstance(cache, (list, tuple)):
-        return []
-    return list(chain(*map(_held, cache)))
+        members = vars(cache).values()
+    elif isinstance(cache, list | tuple):
+        members = cache
+    else:
+        members = getattr(cache, "layers", ())
+    tensors = []
+    for member in members:
+        tensors += _held(member)
+    return tensors

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner, propose
+from trl_drgrpo.single_gpu.memory.estimate import Planner
 from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, default_margin, from_keys, readable
+from trl_drgrpo.single_gpu.memory.proposal import propose
 from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 from trl_drgrpo.upstream.description import DescribingCallback
 
@@ -26,18 +27,13 @@ class MemoryWatch(DescribingCallback):
     """Warns when training begins, on a GPU."""
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: torch.nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         memory = device_memory(args.device)
         if not memory:
             return
         try:
-            message = what_does_not_fit(args, model, memory)
+            message = what_does_not_fit(args, kwargs["model"], memory)
         except (InputError, NotImplementedError) as error:
             logger.debug("No memory plan for this run: %s: %s", type(error).__name__, error)
             return
@@ -52,12 +48,12 @@ def device_memory(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[1]
 
 
-def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
+def what_does_not_fit(args: TrainingArguments, model: PreTrainedModel, memory: int) -> str | None:
     """Return the warning for a run on a device of `memory` bytes, in two lines; `None` when the plan fits."""
     setup = setup_of(args, model)
     config = getattr(model, "base_model", model).config.get_text_config(decoder=True)
     planner = Planner(config, setup, memory)
-    estimate: Estimate = planner.estimate(setup)
+    estimate = planner.estimate(setup)
     if estimate.total <= memory:
         return None
     rows = setup.batch * setup.accumulation
@@ -77,7 +73,7 @@ def what_does_not_fit(args: Any, model: Any, memory: int) -> str | None:
     )
 
 
-def setup_of(args: Any, model: Any) -> Setup:
+def setup_of(args: TrainingArguments, model: PreTrainedModel) -> Setup:
     """Return the setup of a trainer's run."""
     device = "cuda" if args.device.type == "cuda" else "cpu"
     values = {name: getattr(args, name) for name in vars(args)}
@@ -99,7 +95,10 @@ def setup_of(args: Any, model: Any) -> Setup:
     return replace(from_keys(values, ASSUMED_PROMPT, device), goes_on=REFERENCE in adapters)
 
 
-def _dtype(model: Any) -> str:
+def _dtype(model: PreTrainedModel) -> str:
     """Return the dtype of the model's weights: not that of adapters, nor the bytes of quantized layers."""
-    dtypes = (str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters() if "lora_" not in name)
-    return next(dtype for dtype in dtypes if dtype in LOADED_IN)
+    for name, parameter in model.named_parameters():
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        if "lora_" not in name and dtype in LOADED_IN:
+            return dtype
+    raise NotImplementedError("no plan for a model without weights of its own")
