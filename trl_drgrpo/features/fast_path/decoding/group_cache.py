@@ -18,11 +18,12 @@ import torch
 
 from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype, without_autocast
 from trl_drgrpo.upstream.kv_cache import (
-    PLAIN_LAYERS,
     AttentionInterface,
     Cache,
     CacheLayerMixin,
+    LinearAttentionLayer,
     PreTrainedModel,
+    has_both,
     has_only_states,
     holds_nothing,
 )
@@ -227,6 +228,22 @@ class GroupLayer(CacheLayerMixin):
         return -1
 
 
+class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
+    """One layer of a [`GroupCache`] whose rows have running states beside keys and values.
+
+    Args:
+        prefilled: The layer after the prompts; left as it is.
+        rows (`torch.Tensor` of shape `(n,)`, int64): For each row of the batch the number of its prompt.
+        grid, bias, most: As of [`GroupLayer`].
+    """
+
+    def __init__(self, prefilled: Any, rows: torch.Tensor, grid: Grid, bias: torch.Tensor | None, most: int):
+        GroupLayer.__init__(self, prefilled, grid, bias, most)
+        for name in vars(LinearAttentionLayer()):
+            setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
+        self.reorder_cache(rows)
+
+
 class FixedStep:
     """A step whose shapes do not change: it writes one column of the buffers and attends to the whole of them.
 
@@ -274,14 +291,15 @@ class GroupCache(Cache):
         grid ([`Grid`]): Where the rows sit.
         groups (`list[GroupLayer]`): Layers of keys and values.
         states (`list`): Layers of running states, of transformers' own kind: a state does not grow, a row has its own.
+            A layer of both is in both lists.
     """
 
     layers: Any
 
     def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
-        first = next(layer for layer in prefilled.layers if type(layer) in PLAIN_LAYERS)
-        device = first.keys.device
-        self.grid = Grid.of(prompts, len(first.keys), device)
+        first = next(layer.keys for layer in prefilled.layers if getattr(layer, "keys", None) is not None)
+        device = first.device
+        self.grid = Grid.of(prompts, len(first), device)
         self.bias = None
         if mask is not None and not mask.all():
             self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
@@ -292,15 +310,20 @@ class GroupCache(Cache):
         for layer in prefilled.layers:
             if holds_nothing(layer):
                 layers.append(layer)
-            elif has_only_states(layer):
-                states = copy.deepcopy(layer)
-                states.reorder_cache(rows)
-                self.states.append(states)
-                layers.append(states)
+                continue
+            group: Any
+            if has_only_states(layer):
+                group = copy.deepcopy(layer)
+                group.reorder_cache(rows)
+                self.states.append(group)
+            elif has_both(layer):
+                group = GroupLayerWithStates(layer, rows, self.grid, self.bias, most)
+                self.states.append(group)
+                self.groups.append(group)
             else:
                 group = GroupLayer(layer, self.grid, self.bias, most)
                 self.groups.append(group)
-                layers.append(group)
+            layers.append(group)
         super().__init__(layers=layers)
 
     def keep(self, rows: torch.Tensor) -> None:

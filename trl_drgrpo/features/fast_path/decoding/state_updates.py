@@ -102,7 +102,7 @@ def convolution(
     Returns:
         `(n, C, 1)`.
     """
-    channels, taps = weight.shape
+    taps = weight.size(1)
     columns = conv_state.size(2)
     if hidden_states.size(2) != 1 or columns not in (taps - 1, taps) or activation not in ACTIVATIONS:
         return None
@@ -110,7 +110,10 @@ def convolution(
         return None
     window = torch.cat([conv_state[:, :, columns - taps + 1 :], hidden_states], dim=2)
     conv_state.copy_(window[:, :, taps - columns :])
-    output = functional.conv1d(window, weight.unsqueeze(1), bias, groups=channels)
+    # A product per channel: `conv1d` of so few columns takes up to twice as long on a CPU.
+    output = torch.bmm(window.transpose(0, 1), weight.unsqueeze(2)).transpose(0, 1)
+    if bias is not None:
+        output = output + bias.unsqueeze(1)
     return ACTIVATIONS[activation](output)
 
 
