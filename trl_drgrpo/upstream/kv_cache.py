@@ -30,15 +30,11 @@ DynamicSlidingWindowLayer = _class("DynamicSlidingWindowLayer", _CACHE_UTILS)
 GenerationConfig, GenerationMixin = _class("GenerationConfig"), _class("GenerationMixin")
 LinearAttentionCacheLayerMixin = _class("LinearAttentionCacheLayerMixin", _CACHE_UTILS)
 LinearAttentionLayer = _class("LinearAttentionLayer", _CACHE_UTILS)
-_STATES_AND_ATTENTION = _class("LinearAttentionAndFullAttentionLayer", _CACHE_UTILS)
-_STATES_AND_WINDOW = _class("LinearAttentionAndSlidingWindowAttentionLayer", _CACHE_UTILS)
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
 OTHER_CACHE_NAMES = ("cache_params", "state")  # of models that have nothing but running states
 # Layers of keys and values alone.
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-# Layers of both: attention and running states side by side.
-LAYERS_OF_BOTH = (_STATES_AND_ATTENTION, _STATES_AND_WINDOW)
 _ROW_BY_ROW = """
     EpsilonLogitsWarper EtaLogitsWarper InfNanRemoveLogitsProcessor MinLengthLogitsProcessor
     MinNewTokensLengthLogitsProcessor MinPLogitsWarper NoRepeatNGramLogitsProcessor SuppressTokensLogitsProcessor
@@ -85,7 +81,7 @@ def has_only_states(layer: Any) -> bool:
 
 def has_both(layer: Any) -> bool:
     """Return whether a layer of a cache holds running states beside keys and values of every token or a window."""
-    return type(layer) in LAYERS_OF_BOTH
+    return isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer)
 
 
 def holds_nothing(layer: Any) -> bool:

@@ -29,8 +29,9 @@ from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason
+from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason, text_part
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
+from trl_drgrpo.single_gpu.memory.towers import Towers, towers_of
 from trl_drgrpo.single_gpu.vocabulary import context_length
 
 MIB = 2**20
@@ -103,7 +104,8 @@ class Planner:
     with one and with two periods where kinds of layers alternate. Other models are run at their full depth.
 
     Args:
-        config: Of the text model; see [`read_config`].
+        config ([`~transformers.PreTrainedConfig`]): Of the model. Of several parts, the language model is run, and the
+            others are weights.
         setup ([`Setup`]): Says how it is loaded: dtype, bits, adapters, device.
         memory (`int`, *optional*): Bytes of the device, of which vLLM takes a share.
 
@@ -112,11 +114,12 @@ class Planner:
     """
 
     def __init__(self, config: Any, setup: Setup, memory: int = 0):
-        self.config = config
+        self.config, self.is_part = text_part(config)
         self.setup = setup
         self.memory = memory
-        self.full = Skeleton(config, setup)
-        self.parameters = self.full.parameters
+        self.full = Skeleton(self.config, setup)
+        towers = towers_of(config, setup) if self.is_part else Towers()
+        self.parameters = self.full.parameters + towers.parameters
         self._shallow = self._build_shallow()
         self.is_extrapolated = bool(self._shallow)
         self._peaks: dict[Any, passes.Peaks] = {}  # equal runs are run once
@@ -132,7 +135,8 @@ class Planner:
         outer = {id(p) for m in (model.get_input_embeddings(), self.full.head) for p in m.parameters()}
         sizes = {id(t): t.nbytes for t in [*model.parameters(), *model.buffers()]}  # tied weights count once
         ends = sum(size for key, size in sizes.items() if key in outer)
-        self._base = {"embeddings and head": ends, "layers": sum(sizes.values()) - ends - self.adapters}
+        layers = sum(sizes.values()) - ends - self.adapters
+        self._base = {"embeddings and head": ends, "layers": layers, "towers and projectors": towers.nbytes}
 
     def estimate(self, setup: Setup) -> Estimate:
         """Estimate the memory of a run. Its setup must load the model in the same way as the planner's."""

@@ -35,14 +35,11 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200].rstrip('.')}."
 
 
-def read_config(name: str) -> tuple[Any, bool]:
-    """Read the configuration of a model, or of its text part where it has several.
+def read_config(name: str) -> Any:
+    """Read the configuration of a model.
 
     Args:
         name (`str`): A local folder with `config.json`, or a Hub id.
-
-    Returns:
-        `tuple[PretrainedConfig, bool]`: The configuration, and whether it is one part of several.
 
     Raises:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
@@ -53,8 +50,7 @@ def read_config(name: str) -> tuple[Any, bool]:
 
     source = str(path) if path.is_dir() else name
     with hub_errors("--model", name, "a model that transformers knows"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    return text_part(config)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def text_part(config: Any) -> tuple[Any, bool]:

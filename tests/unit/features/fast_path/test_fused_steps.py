@@ -20,8 +20,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BitsAndBytesConfi
 from trl_drgrpo.check.small import small_model
 from trl_drgrpo.features.fast_path.decoding import (
     forwards,
+    fused_function,
     fused_layers,
     group_cache,
+    hybrid_layers,
     joined_adapters,
     replay,
     state_updates,
@@ -340,8 +342,8 @@ def test_states_that_decay_by_column(tokenizer, functions):
     model = small_model(config, tokenizer)
     assert_same_tokens(model)
     assert functions["recurrent_kimi_delta_attention"].agrees
-    gated = [form for form in map(fused_layers._norm_forms.get, model.modules()) if form and form.gate]
-    assert gated[0].gate == fused_layers.Gate(torch.sigmoid, is_first=False)
+    gated = [form for form in map(fused_layers._norm_forms.get, model.modules()) if form and form.inputs == 2]
+    assert (gated[0].activation, gated[0].is_first) == (torch.sigmoid, False)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
@@ -352,15 +354,15 @@ def test_gated_norms_of_groups(groups, norm_before_gate):
     states, gate = torch.randn(2, 1, 32), torch.randn(2, 1, 32)
     with torch.no_grad():
         norm.weight.copy_(torch.randn(32))
-        form = fused_layers._norm_form(norm)
-        assert (form.columns, form.gate.is_first) == (32 // groups, not norm_before_gate)
+        form = fused_layers._norm_form(norm, [hybrid_layers.gated_forms])
+        assert (form.columns, form.is_first) == (32 // groups, not norm_before_gate)
         fused = fused_layers._fused_norm(norm, form)
         torch.testing.assert_close(fused(states, gate=gate), norm(states, gate))
         torch.testing.assert_close(fused(states), norm(states))
 
 
 def test_kernels_of_other_packages_are_left_in_place(tokenizer, functions, monkeypatch):
-    monkeypatch.setattr("trl_drgrpo.upstream.model_parts.find_spec", {"fla": True}.get)
+    monkeypatch.setattr("trl_drgrpo.upstream.state_functions.find_spec", {"fla": True}.get)
     assert_same_tokens(with_states("Qwen3_5Text", tokenizer))
     assert set(functions) == {ROTARY, CONVOLUTION}
 
@@ -484,7 +486,7 @@ def _failing(layers, dtype):
 MUTANTS = {
     "adapters": (joined_adapters, "low_rank_factors", _unscaled),
     "an error": (joined_adapters, "low_rank_factors", _failing),
-    "rotation": (fused_layers, "_is_close", lambda *args: True),
+    "rotation": (fused_function, "_is_close", lambda *args: True),
 }
 
 

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from trl_drgrpo.upstream.kv_cache import (
     has_only_states,
     holds_nothing,
 )
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.replay import FixedStep
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -244,39 +247,6 @@ class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
         self.reorder_cache(rows)
 
 
-class FixedStep:
-    """A step whose shapes do not change: it writes one column of the buffers and attends to the whole of them.
-
-    Args:
-        layer ([`GroupLayer`]): One of the layers of a window; they have like buffers.
-
-    Attributes:
-        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
-        bias (`torch.Tensor` of shape `(P or 1, 1, l + capacity)`, float32): Minus infinity in columns that are not
-            seen and at padding: one addition to the scores of a layer for both.
-    """
-
-    def __init__(self, layer: GroupLayer):
-        self._layer = layer
-        padding = layer.prompt_bias()
-        device = layer.keys.device
-        columns = layer.prompt_values.size(1) + layer.keys.size(3)
-        prompts = 1 if padding is None else len(padding)
-        self.column = torch.zeros(1, dtype=torch.long, device=device)
-        self.bias = torch.empty(prompts, 1, columns, dtype=torch.float32, device=device)
-
-    def point(self) -> None:
-        """Point at the next token: it is written, and seen."""
-        layer = self._layer
-        padding = layer.prompt_bias()
-        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
-        columns = layer.prompt_values.size(1)
-        self.column.fill_(layer.tokens - layer.dropped)
-        self.bias.fill_(-torch.inf)
-        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
-        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
-
-
 class GroupCache(Cache):
     """Keys and values of rows that share prompts, and the running states of each row.
 
@@ -346,16 +316,8 @@ class GroupCache(Cache):
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
-    def fix_steps(self) -> list[FixedStep]:
-        """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
-        Returns one step for the layers of each window."""
-        of_window = {layer.window: FixedStep(layer) for layer in self.groups}
-        for layer in self.groups:
-            layer.fixed = of_window[layer.window]
-        return list(of_window.values())
-
     def free_steps(self) -> None:
-        """Let steps look at the columns that are written, and at no others."""
+        """Let steps look at the columns that are written, and at no others: the end of fixed shapes."""
         for layer in self.groups:
             layer.fixed = None
 
