@@ -17,7 +17,7 @@ rounds of fewer rows, then checkpoints that wait on the host, too.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
@@ -55,6 +55,8 @@ RUNNING = 550 * MIB
 KEPT = 0.2
 # Threads that read weights ahead; none where they are quantized on the way.
 READERS = 4
+
+MOST_OTHERS = 3  # layers at the start that are unlike those behind them
 
 Phases = dict[str, dict[str, int]]  # bytes, by phase and part; no part is 0
 
@@ -101,7 +103,8 @@ class Planner:
     """Estimates for one model, whose skeletons are built once.
 
     A pass is run at two small depths, which give its peak at every other depth: with two and with three layers, or
-    with one and with two periods where kinds of layers alternate. Other models are run at their full depth.
+    with one and with two periods where kinds of layers alternate. Up to three others may stand in front of them. Other
+    models are run at their full depth.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): Of the model. Of several parts, the language model is run, and the
@@ -229,12 +232,14 @@ class Planner:
         """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""
         kinds = _kinds(self.full)
         depth = self.config.num_hidden_layers
-        periods = (period for period in range(1, depth // 2) if kinds[period:] == kinds[:-period])
-        period = next(periods, None)
-        if period is None or len(kinds) != depth or self.setup.checkpoint_every != 1:
+        if len(kinds) != depth or self.setup.checkpoint_every != 1:
             return {}
+        pattern = next(_patterns(kinds), None)
+        if pattern is None:
+            return {}
+        first, period = pattern
         # A first layer, a last one, and, with one period more, what lies between.
-        few = 2 if period == 1 else period + depth % period
+        few = first + (2 if period == 1 else period + (depth - first) % period)
         if few + period >= depth:
             return {}
         try:
@@ -346,6 +351,14 @@ def _kinds(skeleton: Skeleton) -> list[tuple[Any, ...]]:
         weights = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
         kinds.append((weights, *types[number : number + 1]))
     return kinds
+
+
+def _patterns(kinds: list[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
+    """Yield how layers repeat: how many at the start are others (dense ones before experts), and the period behind."""
+    for first in range(MOST_OTHERS + 1):
+        for period in range(1, (len(kinds) - first) // 2):
+            if kinds[first + period :] == kinds[first:-period]:
+                yield first, period
 
 
 def _without_zeros(parts: dict[str, int]) -> dict[str, int]:

@@ -96,6 +96,8 @@ class Skeleton:
         self.config = config = copy.deepcopy(config)
         if layers is not None:
             config.num_hidden_layers = layers
+            if hasattr(config, "num_blocks"):  # xLSTM has the number twice
+                config.num_blocks = layers
             # Lists of a type per layer must fit. Where they are no attribute, they follow from the number of layers.
             for name in ("layer_types", "mlp_layer_types"):
                 if getattr(config, name, None) and name in vars(config):

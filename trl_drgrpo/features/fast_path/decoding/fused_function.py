@@ -18,16 +18,15 @@ class FusedFunction:
         own (`Callable`): The model's function.
 
     Attributes:
+        fused (`Callable`): Returns what the model's function does; `None` where only that can tell.
         agrees (`bool`, *optional*): Whether the first results came out the same; `None` before that.
     """
+
+    fused: Callable[..., Any]
 
     def __init__(self, own: Callable[..., Any]):
         self.own = own
         self.agrees: bool | None = None
-
-    def fused(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model's function does; `None` where only that can tell."""
-        raise NotImplementedError
 
     def compared(self, results: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that must be the same after a call."""

@@ -95,10 +95,8 @@ class Rotation(FusedFunction):
     all. A rotation of another kind, such as that of neighboring pairs, is left to the model.
     """
 
-    def __init__(self, own: Callable[..., Any]):
-        super().__init__(own)
-        self._cos: torch.Tensor | None = None  # whose sines have their signs
-        self._signed_sin: Any = None
+    _cos: torch.Tensor | None = None  # whose sines have their signs
+    _signed_sin: Any = None
 
     def fused(self, *args: Any, **kwargs: Any) -> Any:
         # Gemma 4 rotates one tensor per call, others pass the dimension of the heads: these calls are the model's.
