@@ -19,6 +19,7 @@ ON_USE = (
     "features.fast_path.decoding.hybrid_layers",
     "features.fast_path.decoding.joined_adapters",
     "features.fast_path.decoding.replay",
+    "features.fast_path.decoding.row_limits",
     "features.fast_path.decoding.state_updates",
     "features.fast_path.decoding.too_little_memory",
     "features.model_card.card",

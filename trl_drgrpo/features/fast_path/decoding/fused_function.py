@@ -35,11 +35,8 @@ class FusedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.agrees is None:
             return self._first_call(args, kwargs)
-        if self.agrees:
-            results = self.fused(*args, **kwargs)
-            if results is not None:
-                return results
-        return self.own(*args, **kwargs)
+        results = self.fused(*args, **kwargs) if self.agrees else None
+        return self.own(*args, **kwargs) if results is None else results
 
     def _first_call(self, args: Any, kwargs: dict[str, Any]) -> Any:
         copied_args, copied_kwargs = copy.deepcopy((args, kwargs))  # both functions may write to their tensors

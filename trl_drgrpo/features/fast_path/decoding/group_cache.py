@@ -237,11 +237,11 @@ class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
     Args:
         prefilled: The layer after the prompts; left as it is.
         rows (`torch.Tensor` of shape `(n,)`, int64): For each row of the batch the number of its prompt.
-        grid, bias, most: As of [`GroupLayer`].
+        of_group: The grid, the bias and the most tokens of a [`GroupLayer`].
     """
 
-    def __init__(self, prefilled: Any, rows: torch.Tensor, grid: Grid, bias: torch.Tensor | None, most: int):
-        GroupLayer.__init__(self, prefilled, grid, bias, most)
+    def __init__(self, prefilled: Any, rows: torch.Tensor, *of_group: Any):
+        GroupLayer.__init__(self, prefilled, *of_group)
         for name in vars(LinearAttentionLayer()):
             setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
         self.reorder_cache(rows)
