@@ -3,8 +3,8 @@
 Operations that are not views, per decoder layer of a tiny Qwen2 in bfloat16: in a decoding step of transformers' loop
 and of ours, and in forward and backward of a training pack. Adapters are float32 LoRA on all linear layers; "autocast"
 is how the trainer runs with `bf16`. A second table has layers of running states. An operation of bitsandbytes counts
-once: `gemm_4bit` decides by the card and the
-number of rows whether it multiplies by 4-bit weights or dequantizes first.
+once: `gemm_4bit` decides by the card and the number of rows whether it multiplies by 4-bit weights or dequantizes
+first.
 
 Run: `make bench-launches` (half a minute). `--four_bit cuda`: milliseconds of one 4-bit linear layer on a GPU instead,
 as bitsandbytes multiplies and with the weights dequantized first, for 1 to 64 rows.
