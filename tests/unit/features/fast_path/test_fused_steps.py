@@ -8,8 +8,10 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from decoded import MIXED, assert_same_tokens, generate
 from launch_counts import decoding_step, per_layer
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from tiny import random_weights
 from tiny_bases import load, nf4, save_base
@@ -326,7 +328,10 @@ UPDATES = {
 def test_states_are_updated_in_place(tokenizer, family, functions):
     model, speed = with_states(family, tokenizer), Speed()
     assert_same_tokens(model, speed=speed)
-    assert (functions[CONVOLUTION].agrees, functions[UPDATES[family]].agrees) == (True, True)
+    agreement = functions[CONVOLUTION].agrees, functions[UPDATES[family]].agrees
+    if agreement == (None, None) and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("layers of this transformers do not call their files' functions")
+    assert agreement == (True, True)
     if family == "Qwen3_5Text":
         assert functions[ROTARY].agrees  # of a quarter of the columns
     assert speed.facts()["fused layers"] == "yes"
@@ -351,7 +356,7 @@ def test_states_that_decay_by_column(tokenizer, functions):
 def test_gated_norms_of_groups(groups, norm_before_gate):
     norm_class = pytest.importorskip("transformers.models.falcon_h1.modeling_falcon_h1").FalconH1RMSNormGated
     norm = norm_class(32, n_groups=groups, norm_before_gate=norm_before_gate)
-    states, gate = torch.randn(2, 1, 32), torch.randn(2, 1, 32)
+    states, gate = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
     with torch.no_grad():
         norm.weight.copy_(torch.randn(32))
         form = fused_layers._norm_form(norm, [hybrid_layers.gated_forms])
