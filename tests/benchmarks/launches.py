@@ -2,8 +2,9 @@
 
 Operations that are not views, per decoder layer of a tiny Qwen2 in bfloat16: in a decoding step of transformers' loop
 and of ours, and in forward and backward of a training pack. Adapters are float32 LoRA on all linear layers; "autocast"
-is how the trainer runs with `bf16`. An operation of bitsandbytes counts once: `gemm_4bit` decides by the card and the
-number of rows whether it multiplies by 4-bit weights or dequantizes first.
+is how the trainer runs with `bf16`. A second table has layers of running states. An operation of bitsandbytes counts
+once: `gemm_4bit` decides by the card and the number of rows whether it multiplies by 4-bit weights or dequantizes
+first.
 
 Run: `make bench-launches` (half a minute). `--four_bit cuda`: milliseconds of one 4-bit linear layer on a GPU instead,
 as bitsandbytes multiplies and with the weights dequantized first, for 1 to 64 rows.
@@ -21,6 +22,7 @@ from launch_counts import decoding_step, per_layer, training_step
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_tokenizer
 from tiny_bases import load, nf4, save_base
+from tiny_families import configuration_with_states
 from transformers import Qwen2Config
 
 from trl_drgrpo.single_gpu.peft_adapters import keep_4bit_layout
@@ -92,6 +94,25 @@ def counted_table():
         print_row(label, str(bare), *map(str, added))
 
 
+def hybrid(family, kind, layers):
+    """A tiny hybrid in bfloat16: a layer of attention, and so many of running states."""
+    config = configuration_with_states(family, tiny_tokenizer())
+    kinds = {"layer_types": ["full_attention"] + [kind] * layers, "num_hidden_layers": layers + 1}
+    return random_model(type(config)(**{**config.to_dict(), **kinds})).to(torch.bfloat16).eval()
+
+
+def hybrid_table():
+    print_head("decoding step, per layer of running states", "transformers", "ours")
+    lines = {
+        "gated delta rule (Qwen3.5)": ("Qwen3_5Text", "linear_attention"),
+        "short convolution (LFM2)": ("Lfm2", "conv"),
+        "Mamba 2 (Nemotron-H)": ("NemotronH", "linear_attention"),
+    }
+    for label, (family, kind) in lines.items():
+        counts = [per_layer(partial(hybrid, family, kind), decoding_step, shares=shares) for shares in (False, True)]
+        print_row(label, *(str(count.total()) for count in counts))
+
+
 def milliseconds(layer, states, device, repeats=50):
     """Milliseconds of one forward."""
     synchronize = torch.cuda.synchronize if device == "cuda" else (lambda: None)
@@ -128,6 +149,7 @@ def main():
         timed_table(arguments.four_bit, arguments.pairs)
     else:
         counted_table()
+        hybrid_table()
 
 
 if __name__ == "__main__":

@@ -21,8 +21,15 @@ from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from runs import build, length_reward, logged, short_run, step_reward, train, weights  # noqa: E402
 from tiny import save_tiny  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-from vllm_cpu import COLOCATE, ENGINE, model_for_the_engine, served  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
+from vllm_cpu import (  # noqa: E402
+    COLOCATE,
+    ENGINE,
+    MULTIMODAL,
+    model_for_the_engine,
+    multimodal_for_the_engine,
+    served,
+)
 
 from trl_drgrpo import DrGRPOTrainer, lora_preset  # noqa: E402
 from trl_drgrpo.cli.main import main  # noqa: E402
@@ -69,11 +76,11 @@ def table(request):
 def run(tmp_path, model, prompts, tokenizer):
     """Trains a LoRA, or all weights, at a rate at which they move; gives the trainer."""
 
-    def run(row="", lora=True, do=train, resume=None, extra=None, **changes):
+    def run(row="", lora=True, do=train, resume=None, extra=None, loaded=None, preset=None, **changes):
         values = {**short_run(tmp_path / "run"), "max_steps": 4, "learning_rate": 5e-2 if lora else 1e-2, **COLOCATE}
-        adapter = LoraConfig(r=8, task_type="CAUSAL_LM", target_modules="all-linear")
+        adapter = preset or LoraConfig(r=8, task_type="CAUSAL_LM", target_modules="all-linear")
         given = {"peft_config": adapter, **(extra or {})} if lora else extra or {}
-        loaded = AutoModelForCausalLM.from_pretrained(model)
+        loaded = loaded or AutoModelForCausalLM.from_pretrained(model)
         options = {} if resume is None else {"resume": resume}
         trainer = do(DrGRPOTrainer, values | changes, prompts, tokenizer, length_reward, loaded, **given, **options)
         if row:
@@ -184,6 +191,19 @@ def test_a_base_in_4_bits(run, model, prompts, tokenizer, tmp_path, monkeypatch)
     note("colocate | adapter on a 4-bit base, bfloat16", trainer)
     assert trainer.model.is_loaded_in_4bit
     assert max(logged(trainer, f"{GAP}/mean")) < 0.02
+    assert moved(trainer)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+@pytest.mark.parametrize("model_type", MULTIMODAL)
+def test_a_multimodal_checkpoint_is_used_for_text(model_type, kind, run, tokenizer, tmp_path, monkeypatch):
+    """Its layers have other names in vLLM. Without images the engine asks for no processor."""
+    pytest.importorskip("torchvision", reason="vLLM imports it for models with images")
+    monkeypatch.setitem(ENGINE, "limit_mm_per_prompt", {"image": 0})
+    folder = save_tiny(tmp_path / model_type, tokenizer, multimodal_for_the_engine(model_type, tokenizer))
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    trainer = run(f"colocate | {kind}, {model_type}", loaded=whole, preset=lora_preset("lora", r=8), vllm_lora=kind)
+    assert max(logged(trainer, f"{GAP}/max")) < 1e-4
     assert moved(trainer)
 
 

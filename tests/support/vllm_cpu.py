@@ -58,6 +58,40 @@ def model_for_the_engine(tokenizer, seed=0):
     return Qwen2ForCausalLM(config)
 
 
+_TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+}
+_IMAGES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_IMAGES |= {"image_size": 28, "patch_size": 14}
+_WINDOW = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+# By model type: what a small configuration needs besides. Qwen3.5's layers are computed in bfloat16 alone on a CPU.
+MULTIMODAL = {
+    "gemma3": {"text_config": {**_TEXT, **_WINDOW}, "vision_config": _IMAGES, "mm_tokens_per_image": 4},
+    "mistral3": {
+        "text_config": {**_TEXT, "model_type": "mistral"},
+        "vision_config": {**_IMAGES, "model_type": "pixtral", "head_dim": 32},
+        "image_token_index": 5,
+    },
+}
+
+
+def multimodal_for_the_engine(model_type, tokenizer):
+    """A random model with a vision tower, and with heads that the engine's attention has kernels for."""
+    from tiny import random_weights
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+    fields = MULTIMODAL[model_type]
+    text = {**fields["text_config"], "vocab_size": len(tokenizer)}
+    config = CONFIG_MAPPING[model_type](**{**fields, "text_config": text})
+    return random_weights(AutoModelForImageTextToText.from_config, config)
+
+
 @contextmanager
 def served(model, *options, **environment):
     """The address of a server of this model, which runs in the block."""

@@ -2,17 +2,20 @@
 
 import json
 
+import families
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from safetensors import safe_open
+from tiny import save_tiny
 from tiny_multimodal import MULTIMODAL, adapted_layers, save_multimodal
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
 
 from trl_drgrpo import lora_preset
 from trl_drgrpo.check.small import small_model
 from trl_drgrpo.evaluation.models import Loading, load_model
-from trl_drgrpo.single_gpu.memory import Setup, Skeleton, text_part
+from trl_drgrpo.single_gpu.memory import Planner, Setup, Skeleton, read_config, text_part
 from trl_drgrpo.single_gpu.merging import merge_adapter
 
 SHORT = {"max_steps": 2, "learning_rate": 1e-2}
@@ -109,7 +112,8 @@ def test_a_whole_model_without_a_class_for_its_language_model_writes_text(folder
 
 @pytest.mark.parametrize("model_type", [*MULTIMODAL, "mistral4", "qwen3_vl"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_plan_counts_the_weights_of_the_language_model(model_type, tied, tokenizer, tmp_path):
+def test_a_plan_counts_all_weights(model_type, tied, tokenizer):
+    """Of the language model as of a model of its own, and of the towers beside it."""
     config = CONFIG_MAPPING[model_type]()
     config.tie_word_embeddings = tied
     model = small_model(config, tokenizer)
@@ -117,3 +121,32 @@ def test_a_plan_counts_the_weights_of_the_language_model(model_type, tied, token
     parts = [model.get_decoder(), model.get_output_embeddings()]
     weights = {id(weight): weight.numel() for part in parts for weight in part.parameters()}
     assert Skeleton(text, Setup(device="cpu")).parameters == sum(weights.values())
+    model.config.architectures = [type(model).__name__]
+    planner = Planner(model.config, Setup(device="cpu"))
+    assert planner.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+WEIGHTS = ("embeddings and head", "layers", "towers and projectors")
+IN_FOUR_BITS = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+
+
+@pytest.mark.parametrize(("model_type", "bits"), [("gemma3", 0), ("gemma4", 0), ("gemma3", 4), ("mistral3", 4)])
+def test_planned_bytes_are_those_of_a_loaded_model(model_type, bits, tokenizer, tmp_path):
+    config = CONFIG_MAPPING[model_type]()
+    if model_type == "gemma4":  # with embeddings for each layer, and both towers
+        config.vision_config = CONFIG_MAPPING["gemma4_vision"]()
+        config.audio_config = CONFIG_MAPPING["gemma4_audio"]()
+    config.architectures = [families.CLASSES[model_type]]
+    folder = save_tiny(tmp_path, tokenizer, small_model(config, tokenizer))
+    setup = Setup(device="cpu", autocast=None, bits=bits, prompt=8, completion=8)
+    load = Planner(read_config(folder), setup).estimate(setup).phases["load"]
+    options = {"quantization_config": BitsAndBytesConfig(**IN_FOUR_BITS)} if bits else {}
+    model_class = getattr(transformers, families.CLASSES[model_type])
+    model = model_class.from_pretrained(folder, dtype=torch.float32, **options)
+    tensors = [*model.parameters(), *model.buffers()]
+    states = [state for weight in model.parameters() if (state := getattr(weight, "quant_state", None)) is not None]
+    measured = sum(tensor.nbytes for tensor in tensors)
+    measured += sum(state.absmax.nbytes + state.code.nbytes for state in states)
+    planned = sum(load[part] for part in WEIGHTS)
+    assert load["towers and projectors"] > 0.1 * planned
+    assert planned == pytest.approx(measured, rel=0.01)

@@ -4,6 +4,7 @@ A small random model of the configuration trains for two optimizer steps on the 
 micro-batches with transformers' generation.
 """
 
+import copy
 import dataclasses
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -12,7 +13,7 @@ from trl_drgrpo.check.small import small_model
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.host_proof.comparison import SETTINGS, ModelResult, compare_with_trl, parts_in_use, train_briefly
 from trl_drgrpo.host_proof.tiny import tiny_tokenizer
-from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, Skeleton, text_part
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup
 from trl_drgrpo.trainer import DrGRPOTrainer
 
 
@@ -44,7 +45,7 @@ def fast_path_of(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | None]:
-    """Return `"yes"`, or why a model cannot be planned, and the weights of its text part at full size.
+    """Return `"yes"`, or why a model cannot be planned, and its weights at full size.
 
     All phases are planned for the small model, which has every kind of layer and takes a second.
     """
@@ -55,16 +56,17 @@ def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | 
         completion=SETTINGS["max_completion_length"],
         adapter=Adapter(targets="all-linear"),
     )
-    small_config, is_part = text_part(model.config)
+    small_config = copy.deepcopy(model.config)
+    small_config.architectures = [type(model).__name__]
     parameters = None
     try:
         # Full size first: its number of weights is reported also where the small model cannot be planned.
-        parameters = Skeleton(text_part(config)[0], Setup(device="cpu")).parameters
+        parameters = Planner(config, Setup(device="cpu")).parameters
         planner = Planner(small_config, adapted)
         planner.estimate(adapted)
     except Exception as error:  # a model may raise anything; what only describes it ends nothing
         return str(error), parameters
     weights = model.num_parameters()
-    if not is_part and planner.parameters != weights:
+    if planner.parameters != weights:
         return f"it counts {planner.parameters:,} of the {weights:,} weights of the small model", parameters
     return "yes", parameters

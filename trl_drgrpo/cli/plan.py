@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.single_gpu.memory import Planner, propose, read_config
         from trl_drgrpo.single_gpu.vocabulary import context_length
 
-        config, is_part = read_config(path)
+        config = read_config(path)
         measured = None if args.max_prompt_length else _measured_prompt(values, name)
         prompt = _longest_prompt(config, args.max_prompt_length or measured, values)
         setup = replace(setup, prompt=prompt, goes_on=goes_on)
@@ -217,8 +217,8 @@ def run(args: argparse.Namespace) -> int:
             commented = "".join(f"# {line}\n" for line in fragment.splitlines())
             fragment = f"# Nothing fits. The smallest settings tried:\n{commented}"
         print(text + fragment, end="", flush=True)
-    if is_part:
-        console.log(f"{name} has several parts: its text model alone is planned, images and sound come on top.")
+    if planner.is_part:
+        console.log(f"{name} has several parts: steps are planned for text alone.")
     if probe:
         console.log(probe.sentence(recipe, estimate))
     return 0 if proposal.fits and not (probe and probe.ended_in) else 1

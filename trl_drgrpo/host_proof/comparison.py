@@ -45,8 +45,8 @@ class ModelResult:
         gradient_difference (`float`): `|g - g'| / |g'|` from TRL's micro-batches, the worst of the optimizer steps.
         equal_tokens (`float`): Share of the completions that transformers' own loop samples from the same seed.
         plan (`str`): `"yes"`, or why `plan` cannot plan the model; empty: not tried.
-        parameters (`int`, *optional*): Weights of the whole model as `plan` counts them: of its text part where it has
-            several parts. `None`: not tried, or it cannot build the model.
+        parameters (`int`, *optional*): Weights of the whole model as `plan` counts them. `None`: not tried, or it
+            cannot build the model.
     """
 
     architecture: str

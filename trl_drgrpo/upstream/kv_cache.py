@@ -79,6 +79,11 @@ def has_only_states(layer: Any) -> bool:
     return type(layer) is LinearAttentionLayer
 
 
+def has_both(layer: Any) -> bool:
+    """Return whether a layer of a cache holds running states beside keys and values of every token or a window."""
+    return isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer)
+
+
 def holds_nothing(layer: Any) -> bool:
     """Return whether a layer of a cache stores nothing: of a layer without attention, or one that attends to the keys
     of another one. Such a layer is ready from the start, without keys."""
@@ -86,14 +91,15 @@ def holds_nothing(layer: Any) -> bool:
 
 
 def why_no_groups(cache: Any) -> str | None:
-    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values alone,
-    running states alone, or nothing."""
+    """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values, running
+    states, both, or nothing."""
     layers = [layer for layer in cache.layers if not holds_nothing(layer)]
-    others = [layer for layer in layers if type(layer) not in PLAIN_LAYERS and not has_only_states(layer)]
+    with_keys = [layer for layer in layers if not has_only_states(layer)]
+    others = [layer for layer in with_keys if type(layer) not in PLAIN_LAYERS and not has_both(layer)]
     if others:
         names = sorted({type(layer).__name__ for layer in others})
         return f"its cache has layers of other kinds ({', '.join(names)})"
-    return "its cache holds no keys and values" if all(map(has_only_states, layers)) else None
+    return None if with_keys else "its cache holds no keys and values"
 
 
 def why_no_selection(cache: Any) -> str | None:

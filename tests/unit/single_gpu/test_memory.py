@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import random_weights
 from tiny_families import STATES, configuration_with_states, tiny
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -26,7 +27,7 @@ from transformers import (
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Row, plan_window
 from trl_drgrpo.features.fast_path.sharing import costs_of
-from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, parse_memory, passes, propose
+from trl_drgrpo.single_gpu.memory import Adapter, Planner, Setup, estimate, meta_layers, parse_memory, passes, propose
 from trl_drgrpo.single_gpu.memory.memory_settings import CARDS, find_card, from_keys, parse_margin
 from trl_drgrpo.single_gpu.memory.meta_layers import (
     HEAD_TOKENS,
@@ -157,6 +158,56 @@ def test_two_depths_give_every_other(checkpointing, adapter):
     shape = Shape(packs=4, width=64, scored=160, layout=160, padded=256, masked=True, later=True)
     for run, rest in ((passes.train, [shape]), (passes.score, [shape]), (passes.generate, [])):
         assert max(planner.peaks(run, setup, *rest).values()) == max(run(planner.full, setup, *rest).values())
+
+
+def _deepseek():
+    fields = {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+    fields |= {"topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    return transformers.DeepseekV3Config(
+        **SMALL, **fields, v_head_dim=8, vocab_size=300, num_hidden_layers=9, first_k_dense_replace=3
+    )
+
+
+def _rwkv():
+    widths = {"hidden_size": 64, "attention_hidden_size": 64, "intermediate_size": 128}
+    return transformers.RwkvConfig(**widths, vocab_size=300, num_hidden_layers=6)
+
+
+@pytest.mark.parametrize("config", [_deepseek(), _rwkv()], ids=lambda config: config.model_type)
+def test_other_layers_may_stand_in_front(config, monkeypatch):
+    setup = Setup(prompt=8, completion=8, batch=2)
+    planner = Planner(config, setup)
+    assert planner.is_extrapolated
+    monkeypatch.setattr(Planner, "_build_shallow", lambda self: {})
+    assert planner.estimate(setup).phases == Planner(config, setup).estimate(setup).phases
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5Text", "Jamba"])
+def test_calls_that_come_again_change_no_plan(family, tokenizer, monkeypatch):
+    config = configuration_with_states(family, tokenizer)
+    setup = Setup(prompt=8, completion=8, batch=2, adapter=Adapter(4, "all-linear"))
+    phases = Planner(config, setup).estimate(setup).phases
+    monkeypatch.setattr(meta_layers, "_call", lambda *call: None)
+    assert Planner(config, setup).estimate(setup).phases == phases
+
+
+def test_calls_that_come_again_are_not_run():
+    calls = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    values = torch.empty(4, 3, dtype=torch.long, device="meta")
+    with Noted(), Ledger() as ledger:
+        ledger.known([values])
+        sums = [values + number for number in (1, 1, 1.0, True)]
+        parts = [torch.ops.aten._unsafe_view(values, [12]) for _ in range(2)]
+    assert [tensor.dtype for tensor in sums] == [torch.long, torch.long, torch.float32, torch.long]
+    assert calls.count(torch.ops.aten.add.Tensor) == 3  # 1 and True are of other types
+    assert ledger.live == sum(tensor.nbytes for tensor in sums)
+    assert parts[1].untyped_storage()._cdata == values.untyped_storage()._cdata
 
 
 def test_layers_that_differ_are_run_at_full_depth():

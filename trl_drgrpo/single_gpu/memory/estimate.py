@@ -9,7 +9,7 @@
 The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory import passes
 from trl_drgrpo.single_gpu.memory.memory_settings import LOADED_IN, Setup, readable
 from trl_drgrpo.single_gpu.memory.meta_layers import AdaptedLinear, QuantizedLinear
-from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason
+from trl_drgrpo.single_gpu.memory.meta_model import MASKS, NOT_PLANNED, Skeleton, reason, text_part
 from trl_drgrpo.single_gpu.memory.micro_batch_shapes import Shape, scored_shapes, trained_shapes
+from trl_drgrpo.single_gpu.memory.towers import Towers, towers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -46,6 +47,8 @@ RUNNING = 550 * MIB
 KEPT = 0.2
 # Threads that read weights ahead; none where they are quantized on the way.
 READERS = 4
+
+MOST_OTHERS = 3  # layers at the start that are unlike those behind them
 
 Parts = dict[str, int]  # bytes by part
 Phases = dict[str, Parts]  # no part is 0
@@ -93,10 +96,12 @@ class Planner:
     """Estimates for one model, whose skeletons are built once.
 
     A pass is run at two small depths, which give its peak at every other depth: with two and with three layers, or
-    with one and with two periods where kinds of layers alternate. Other models are run at their full depth.
+    with one and with two periods where kinds of layers alternate. Up to three others may stand in front of them. Other
+    models are run at their full depth.
 
     Args:
-        config ([`~transformers.PreTrainedConfig`]): Of the text model; see [`read_config`].
+        config ([`~transformers.PreTrainedConfig`]): Of the model. Of several parts, the language model is run, and the
+            others are weights.
         setup ([`Setup`]): Says how it is loaded: dtype, bits, adapters, device.
         memory (`int`, *optional*): Bytes of the device, of which vLLM takes a share.
 
@@ -105,11 +110,12 @@ class Planner:
     """
 
     def __init__(self, config: "PreTrainedConfig", setup: Setup, memory: int = 0):
-        self.config = config
+        self.config, self.is_part = text_part(config)
         self.setup = setup
         self.memory = memory
-        self.full = Skeleton(config, setup)
-        self.parameters = self.full.parameters
+        self.full = Skeleton(self.config, setup)
+        towers = towers_of(config, setup) if self.is_part else Towers()
+        self.parameters = self.full.parameters + towers.parameters
         self._shallow = self._build_shallow()
         self.is_extrapolated = bool(self._shallow)
         self._peaks: dict[tuple[object, ...], passes.Peaks] = {}  # equal runs are run once
@@ -134,6 +140,7 @@ class Planner:
         self._base = {
             "embeddings and head": bytes_at_ends,
             "layers": all_bytes - bytes_at_ends - self.adapters,
+            "towers and projectors": towers.nbytes,
         }
 
     def estimate(self, setup: Setup) -> Estimate:
@@ -239,12 +246,14 @@ class Planner:
         """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""
         kinds = _kinds(self.full)
         depth = self.config.num_hidden_layers
-        periods = (period for period in range(1, depth // 2) if kinds[period:] == kinds[:-period])
-        period = next(periods, None)
-        if period is None or len(kinds) != depth or self.setup.checkpoint_every != 1:
+        if len(kinds) != depth or self.setup.checkpoint_every != 1:
             return {}
+        pattern = next(_patterns(kinds), None)
+        if pattern is None:
+            return {}
+        first, period = pattern
         # A first layer, a last one, and, with one period more, what lies between.
-        few = 2 if period == 1 else period + depth % period
+        few = first + (2 if period == 1 else period + (depth - first) % period)
         if few + period >= depth:
             return {}
         shallow = {}
@@ -378,6 +387,14 @@ def _kinds(skeleton: Skeleton) -> list[tuple[object, ...]]:
         weights = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
         kinds.append((weights, *types[number : number + 1]))
     return kinds
+
+
+def _patterns(kinds: list[tuple[object, ...]]) -> Iterator[tuple[int, int]]:
+    """Yield how layers repeat: how many at the start are others (dense ones before experts), and the period behind."""
+    for first in range(MOST_OTHERS + 1):
+        for period in range(1, (len(kinds) - first) // 2):
+            if kinds[first + period :] == kinds[first:-period]:
+                yield first, period
 
 
 def _without_zeros(parts: Parts) -> Parts:

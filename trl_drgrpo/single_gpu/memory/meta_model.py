@@ -38,14 +38,11 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200].rstrip('.')}."
 
 
-def read_config(name: str) -> tuple["PreTrainedConfig", bool]:
-    """Read the configuration of a model, or of its text part where it has several.
+def read_config(name: str) -> "PreTrainedConfig":
+    """Read the configuration of a model.
 
     Args:
         name (`str`): A local folder with `config.json`, or a Hub id.
-
-    Returns:
-        `tuple[PretrainedConfig, bool]`: The configuration, and whether it is one part of several.
 
     Raises:
         `InputError`: No such folder, no `config.json` in it, or an architecture that transformers does not know.
@@ -56,8 +53,7 @@ def read_config(name: str) -> tuple["PreTrainedConfig", bool]:
 
     source = str(path) if path.is_dir() else name
     with hub_errors("--model", name, "a model that transformers knows"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    return text_part(config)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def text_part(config: "PreTrainedConfig") -> tuple["PreTrainedConfig", bool]:
@@ -104,6 +100,8 @@ class Skeleton:
         self.config = config
         if layers is not None:
             config.num_hidden_layers = layers
+            if hasattr(config, "num_blocks"):  # xLSTM has the number twice
+                config.num_blocks = layers
             # Lists of a type per layer must fit. Where they are no attribute, they follow from the number of layers.
             for name in ("layer_types", "mlp_layer_types"):
                 if getattr(config, name, None) and name in vars(config):

@@ -51,8 +51,7 @@ def device_memory(device: torch.device) -> int | None:
 def what_does_not_fit(args: TrainingArguments, model: PreTrainedModel, memory: int) -> str | None:
     """Return the warning for a run on a device of `memory` bytes, in two lines; `None` when the plan fits."""
     setup = setup_of(args, model)
-    config = getattr(model, "base_model", model).config.get_text_config(decoder=True)
-    planner = Planner(config, setup, memory)
+    planner = Planner(getattr(model, "base_model", model).config, setup, memory)
     estimate = planner.estimate(setup)
     if estimate.total <= memory:
         return None

@@ -277,7 +277,6 @@ def test_random_numbers_of_live_rows_are_those_of_all(rows, monkeypatch):
 
 SELECTED = [family for family in STATES if family not in ("RecurrentGemma", "Rwkv")]
 WITHOUT_GROUPS = {
-    "FalconH1": "its cache has layers of other kinds (LinearAttentionAndFullAttentionLayer)",
     "DeepseekV32": "its cache has layers of other kinds (DynamicIndexedLayer)",
     "GlmMoeDsa": "its cache has layers of other kinds (DynamicIndexedLayer)",
     "Mamba2": "its cache holds no keys and values",

@@ -4,19 +4,32 @@ aside."""
 import gc
 import sys
 import weakref
+from functools import partial
 
 import pytest
 import torch
+import transformers
 from decoded import MIXED, assert_same_tokens, generate
 from launch_counts import decoding_step, per_layer
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from tiny import random_weights
 from tiny_bases import load, nf4, save_base
-from tiny_families import tiny
+from tiny_families import configuration_with_states, tiny
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config
 
-from trl_drgrpo.features.fast_path.decoding import forwards, fused_layers, group_cache, joined_adapters, replay
+from trl_drgrpo.check.small import small_model
+from trl_drgrpo.features.fast_path.decoding import (
+    forwards,
+    fused_function,
+    fused_layers,
+    group_cache,
+    hybrid_layers,
+    joined_adapters,
+    replay,
+    state_updates,
+)
 from trl_drgrpo.features.fast_path.speed import Speed
 from trl_drgrpo.single_gpu.peft_adapters import keep_4bit_layout
 from trl_drgrpo.upstream import lora_layers
@@ -25,6 +38,8 @@ from trl_drgrpo.upstream.model_parts import ROTARY
 # Upper bounds, of a layer of Qwen2: norms 2, linear layers 7, rotation 4, cache 2, attention 8, activation 2, sums 2.
 PER_LAYER = 27
 OF_ADAPTERS = 11  # A of the four inputs, B of the seven layers
+# Upper bounds, of a layer of running states in bfloat16. transformers: 87, 30 and 46.
+PER_STATES = {"Qwen3_5Text": 46, "Lfm2": 16, "NemotronH": 30}
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
 
 
@@ -68,6 +83,20 @@ def test_a_layer_has_few_operations(autocast):
     assert bare.total() <= PER_LAYER, bare
     with_adapters = per_layer(lambda layers: in_bfloat16(layers, r=4), decoding_step, autocast=autocast)
     assert with_adapters.total() <= PER_LAYER + OF_ADAPTERS, with_adapters
+
+
+@pytest.mark.parametrize("family", PER_STATES)
+def test_a_layer_of_running_states_has_few_operations(tokenizer, family):
+    kind = "conv" if family == "Lfm2" else "linear_attention"
+
+    def build(layers):
+        config = configuration_with_states(family, tokenizer)
+        kinds = {"layer_types": ["full_attention"] + [kind] * layers, "num_hidden_layers": layers + 1}
+        config = type(config)(**{**config.to_dict(), **kinds})
+        return random_weights(AutoModelForCausalLM.from_config, config).to(torch.bfloat16).eval()
+
+    counts = per_layer(build, decoding_step)
+    assert counts.total() <= PER_STATES[family], counts
 
 
 def test_a_recorded_step_writes_scores_into_place_and_adds_one_mask(fixed_steps, monkeypatch):
@@ -264,6 +293,126 @@ def test_adapters_on_a_quantized_base_are_joined(tokenizer, tmp_path, quantizati
     assert_same_tokens_with(model)
 
 
+# Running states
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    """Functions of models' files that stood aside for others, by name: the newest."""
+    made = {}
+    original = fused_layers.FusedLayers.__init__
+
+    def noted(self, *args):
+        original(self, *args)
+        made.update({name: function for _, name, function in self._functions})
+
+    monkeypatch.setattr(fused_layers.FusedLayers, "__init__", noted)
+    return made
+
+
+def with_states(family, tokenizer):
+    return random_weights(AutoModelForCausalLM.from_config, configuration_with_states(family, tokenizer))
+
+
+CONVOLUTION = "causal_conv1d_update"
+UPDATES = {
+    "Lfm2": CONVOLUTION,
+    "Qwen3_5Text": "torch_recurrent_gated_delta_rule",
+    "NemotronH": "mamba2_selective_state_update",
+    "FalconH1": "mamba2_selective_state_update",
+    "Jamba": "mamba_selective_state_update",
+}
+
+
+@pytest.mark.parametrize("family", UPDATES)
+def test_states_are_updated_in_place(tokenizer, family, functions):
+    model, speed = with_states(family, tokenizer), Speed()
+    assert_same_tokens(model, speed=speed)
+    agreement = functions[CONVOLUTION].agrees, functions[UPDATES[family]].agrees
+    if agreement == (None, None) and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("layers of this transformers do not call their files' functions")
+    assert agreement == (True, True)
+    if family == "Qwen3_5Text":
+        assert functions[ROTARY].agrees  # of a quarter of the columns
+    assert speed.facts()["fused layers"] == "yes"
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    assert_same_tokens(adapted, limits=[8, 1, 5, 12, 30, 40, 40, 3, 2, 1])
+
+
+def test_states_that_decay_by_column(tokenizer, functions):
+    """Kimi's delta attention, whose heads are also gated by a sigmoid. Its other attention has no group cache."""
+    if "kimi_linear" not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no Kimi Linear")
+    config = CONFIG_MAPPING["kimi_linear"]()
+    model = small_model(config, tokenizer)
+    assert_same_tokens(model)
+    assert functions["recurrent_kimi_delta_attention"].agrees
+    gated = [form for form in map(fused_layers._norm_forms.get, model.modules()) if form and form.inputs == 2]
+    assert (gated[0].activation, gated[0].is_first) == (torch.sigmoid, False)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("norm_before_gate", [True, False])
+def test_gated_norms_of_groups(groups, norm_before_gate):
+    norm_class = pytest.importorskip("transformers.models.falcon_h1.modeling_falcon_h1").FalconH1RMSNormGated
+    norm = norm_class(32, n_groups=groups, norm_before_gate=norm_before_gate)
+    states, gate = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(32))
+        form = fused_layers._norm_form(norm, [hybrid_layers.gated_forms])
+        assert (form.columns, form.is_first) == (32 // groups, not norm_before_gate)
+        fused = fused_layers._fused_norm(norm, form)
+        torch.testing.assert_close(fused(states, gate=gate), norm(states, gate))
+        torch.testing.assert_close(fused(states), norm(states))
+
+
+def test_kernels_of_other_packages_are_left_in_place(tokenizer, functions, monkeypatch):
+    monkeypatch.setattr("trl_drgrpo.upstream.state_functions.find_spec", {"fla": True}.get)
+    assert_same_tokens(with_states("Qwen3_5Text", tokenizer))
+    assert set(functions) == {ROTARY, CONVOLUTION}
+
+
+def test_a_call_that_asks_for_more_is_the_models():
+    states, window = torch.randn(2, 4, 1), torch.randn(2, 4, 3)
+    weight = torch.randn(4, 3)
+    convolution = partial(state_updates.convolution, states, window)
+    assert convolution(weight) is not None
+    assert convolution(weight.half()) is None
+    assert convolution(torch.randn(4, 5)) is None
+    assert convolution(weight, activation="relu") is None
+    assert state_updates.convolution(torch.randn(2, 4, 2), window, weight) is None
+    of_heads, of_values = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 2)
+    rule = partial(state_updates.delta_rule, of_heads, of_heads, of_heads, of_values, of_values)
+    state = torch.randn(2, 2, 4, 4)
+    assert rule(state, True) is not None
+    assert rule(None, True) is None
+    assert rule(state.half(), True) is None
+    assert rule(state, True, cu_seqlens=torch.tensor([0, 1])) is None
+
+
+def _forgetting(*args, rule=state_updates.delta_rule, initial_state=None, **kwargs):
+    return rule(*args, initial_state=initial_state.clone(), **kwargs)[0], initial_state
+
+
+def _unwritten(states, window, *args, update=state_updates.convolution, **kwargs):
+    return update(states, window.clone(), *args, **kwargs)
+
+
+STATE_MUTANTS = {
+    "fla": (_forgetting, "torch_recurrent_gated_delta_rule"),
+    "causal_conv1d": (_unwritten, CONVOLUTION),
+}
+
+
+@pytest.mark.parametrize("package", STATE_MUTANTS)
+def test_a_state_that_is_not_the_models_is_noticed(tokenizer, package, functions, monkeypatch):
+    """The first output is right: only the state tells."""
+    mutant, name = STATE_MUTANTS[package]
+    monkeypatch.setitem(state_updates.INSTEAD_OF, package, mutant)
+    assert_same_tokens(with_states("Qwen3_5Text", tokenizer))
+    assert functions[name].agrees is False
+
+
 # Norms and rotations
 
 
@@ -342,7 +491,7 @@ def _failing(layers, dtype):
 MUTANTS = {
     "adapters": (joined_adapters, "low_rank_factors", _unscaled),
     "an error": (joined_adapters, "low_rank_factors", _failing),
-    "rotation": (fused_layers, "_is_close", lambda values, expected: True),
+    "rotation": (fused_function, "_is_close", lambda *args: True),
 }
 
 

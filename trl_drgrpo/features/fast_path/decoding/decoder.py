@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList
 
 from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
@@ -230,7 +230,9 @@ def shared_prefill(
             kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed, **of_round)
         elif limits is not None and "input_ids" in kwargs:
             # A loop that went on longer would draw more random numbers, and later samples would be others.
-            kwargs["stopping_criteria"] = StoppingCriteriaList([_RowLimits(limits, kwargs["input_ids"].size(1))])
+            from trl_drgrpo.features.fast_path.decoding.row_limits import row_limits
+
+            kwargs["stopping_criteria"] = row_limits(limits, kwargs["input_ids"].size(1))
         try:
             return generate(**kwargs)
         except torch.OutOfMemoryError as error:
@@ -263,17 +265,6 @@ def _is_decoded_here(model: Any, kwargs: dict[str, Any], speed: Speed) -> bool:
     if reason:
         speed.off(reason, *GENERATION)
     return reason is None
-
-
-class _RowLimits(StoppingCriteria):
-    """Ends each row at its own limit, as [`decode`] does."""
-
-    def __init__(self, limits: Sequence[int], width: int):
-        self.limits, self.width = limits, width
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
-        written = input_ids.size(1) - self.width
-        return torch.tensor(self.limits, device=input_ids.device) <= written
 
 
 @contextmanager

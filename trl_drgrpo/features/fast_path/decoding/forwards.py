@@ -10,12 +10,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.fused_layers import (
-    AGREEMENT,
-    AGREEMENT_BELOW,
-    FusedLayers,
-    has_adapters,
-)
+from trl_drgrpo.features.fast_path.decoding.fused_function import AGREEMENT, AGREEMENT_BELOW
+from trl_drgrpo.features.fast_path.decoding.fused_layers import FusedLayers, has_adapters
 from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
 from trl_drgrpo.features.fast_path.decoding.model_inputs import (
     ROW_INPUTS,
@@ -223,7 +219,7 @@ class Forwards:
             self._refuse_other_logits(ids, prefilled)
             _why_not[self._model] = None
         self._group_attention.enter_context(group_attention_in(self._model))
-        fused = self._fused_layers()
+        fused = self._fused_layers(prefilled)
         if fused is not None:
             self._group_attention.enter_context(fused.in_place())
         self._groups = GroupCache(prefilled, self._prompts.tolist(), self._mask, self._most)
@@ -234,10 +230,10 @@ class Forwards:
         self._record_steps(ids.device)
         return logits
 
-    def _fused_layers(self) -> FusedLayers | None:
+    def _fused_layers(self, prefilled: Any) -> FusedLayers | None:
         reason = self._speed.barred.get(SpeedPart.FUSED_LAYERS) or _why_not_fused.get(self._model)
         if reason is None:
-            return FusedLayers(self._model, self._speed)
+            return FusedLayers(self._model, self._speed, not is_plain(prefilled))
         parts = [SpeedPart.FUSED_LAYERS]
         if has_adapters(self._model):
             parts.append(SpeedPart.JOINED_ADAPTERS)
@@ -288,7 +284,7 @@ class Forwards:
         with group_attention_in(self._model):
             if not is_fused:
                 return step()
-            fused = FusedLayers(self._model, Speed(logger.debug))
+            fused = FusedLayers(self._model, Speed(logger.debug), not is_plain(prefilled))
             _tested_without_adapters.discard(self._model)
             if not fused.proves_adapters():
                 _tested_without_adapters.add(self._model)

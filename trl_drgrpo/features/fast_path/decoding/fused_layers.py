@@ -1,15 +1,18 @@
-"""Decoding steps of fewer operations: norms and rotary embeddings that torch computes at once.
+"""Decoding steps of fewer operations: norms, rotary embeddings and running states that torch computes at once.
 
 The time of a step of one token per row grows with the number of its kernels. The RMS norm of most models is eight
-operations, and torch has one for it. Rotary embeddings are ten, of which four remain. No name tells what a layer
-computes, so a norm is replaced where `torch.nn.functional.rms_norm` gives the same in float32, and the rotation where
-the first queries and keys come out the same. The layers are as they were when the block is left.
+operations, and torch has one for it. Rotary embeddings are ten, of which four remain. What hybrids have
+besides is in `hybrid_layers.py`. No name tells what a layer computes, so a norm is replaced where
+`torch.nn.functional.rms_norm` gives the same in float32, and a function where its first results come out the same. The
+layers are as they were when the block is left.
 """
 
 import copy
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain, product, starmap
+from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,13 +20,10 @@ import torch
 from torch import nn
 
 from trl_drgrpo.features.fast_path.decoding.autocast import without_autocast
+from trl_drgrpo.features.fast_path.decoding.fused_function import FusedFunction
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
-from trl_drgrpo.upstream.model_parts import ROTARY, rotary_files
+from trl_drgrpo.upstream.model_parts import ROTARY, layer_files
 from trl_drgrpo.upstream.private_state import swapped
-
-# Largest difference from what transformers computes, as a share of the largest value.
-AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3}
-AGREEMENT_BELOW = 0.1  # of numbers with fewer bits
 
 
 class NormForm(NamedTuple):
@@ -32,94 +32,93 @@ class NormForm(NamedTuple):
     eps: float
     offset: float
 
+    inputs = 1
 
-_norm_forms: MutableMapping[nn.Module, NormForm | None] = WeakKeyDictionary()
+    def apply(self, weight: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the norm of states; `weight` has the offset already."""
+        return nn.functional.rms_norm(states, weight.shape, weight, self.eps)
 
 
-def _norm_form(module: Any) -> NormForm | None:
-    """Return the form of a norm, found by comparison; `None`: it is none, or one that torch does not have."""
+_norm_forms: MutableMapping[nn.Module, Any] = WeakKeyDictionary()  # a `NormForm`, or the like with a gate; or `None`
+
+
+def _norm_form(module: Any, kinds: list[Callable[[Any], Iterator[Any]]]) -> Any:
+    """Return the form of a norm, the first of these kinds that gives the same; `None`: it is none, or one that torch
+    does not have."""
     if [name for name, _ in module.named_parameters()] != ["weight"] or module.weight.dim() != 1:
         return None
     alone = copy.deepcopy(module).to("cpu", torch.float32)
-    width = (len(alone.weight),)
-    states = torch.randn(2, 3, *width, generator=torch.Generator().manual_seed(0))
-    states[0] *= 1e-3  # small enough for eps to show
-    try:
-        expected = type(alone).forward(alone, states)  # past hooks, for which this is no forward of the model
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # takes something else
-        return None
-    if not isinstance(expected, torch.Tensor) or expected.shape != states.shape:
-        return None
-    numbers = [value for value in vars(module).values() if isinstance(value, float)]
-    for form in [NormForm(eps, offset) for eps in numbers for offset in (0.0, 1.0)]:
-        if torch.allclose(nn.functional.rms_norm(states, width, alone.weight + form.offset, form.eps), expected, 1e-4):
+    random = torch.Generator().manual_seed(0)
+    states = torch.randn(2, 2, 3, len(alone.weight), generator=random)
+    states[0, 0] *= 1e-3  # small enough for eps to show
+    for form in chain.from_iterable(kind(module) for kind in kinds):
+        inputs = states[: form.inputs]
+        try:
+            expected = type(alone).forward(alone, *inputs)  # past hooks, for which this is no forward of the model
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # takes something else
+            continue
+        if not isinstance(expected, torch.Tensor) or expected.shape != states[0].shape:
+            continue
+        if torch.allclose(form.apply(alone.weight + form.offset, *inputs), expected, 1e-4):
             return form
     return None
 
 
-def _fused_norm(module: nn.Module, form: NormForm) -> Callable[..., torch.Tensor]:
-    """Return the forward of a norm in one operation, with the weights of this generation."""
+def _plain_forms(module: nn.Module) -> Iterator[NormForm]:
+    """Yield the forms that a norm of one input may have: with a number that it holds."""
+    numbers = [value for value in vars(module).values() if isinstance(value, float)]
+    return starmap(NormForm, product(numbers, (0.0, 1.0)))
+
+
+def _fused_norm(module: nn.Module, form: Any) -> Callable[..., torch.Tensor]:
+    """Return the forward of a norm in few operations, with the weights of this generation."""
     weight: Any = module.weight
     if form.offset:
         weight = weight + form.offset
 
-    def forward(states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args or kwargs or states.dtype != weight.dtype:  # torch's kernel takes one dtype
-            return type(module).forward(module, states, *args, **kwargs)
-        with without_autocast(states.device.type):
-            return nn.functional.rms_norm(states, weight.shape, weight, form.eps)
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        inputs = [*args, *kwargs.values()]
+        # Torch's kernel takes one dtype.
+        if len(inputs) != form.inputs or inputs[0].dtype != weight.dtype:
+            return type(module).forward(module, *args, **kwargs)
+        with without_autocast(weight.device.type):
+            return form.apply(weight, *inputs)
 
     return forward
 
 
-class Rotation:
+class Rotation(FusedFunction):
     """A model's rotary embedding of queries and keys of one token per row, in four operations.
 
     The rotation of halves, `x * cos + cat(-x2, x1) * sin`, is `x * cos + roll(x) * cat(-sin1, sin2)`. The signs of the
-    sine are set once for all layers, and queries and keys are rotated as heads of one tensor. A rotation of another
-    kind, such as that of neighboring pairs, is left to the model.
-
-    Args:
-        own (`Callable`): The model's function, from `(q, k, cos, sin)` to `(q, k)`.
-
-    Attributes:
-        agrees (`bool`, *optional*): Whether the first queries and keys came out the same; `None` before that.
+    sine are set once for all layers, and queries and keys are rotated as heads of one tensor: their first columns, or
+    all. A rotation of another kind, such as that of neighboring pairs, is left to the model.
     """
 
-    def __init__(self, own: Callable[..., Any]):
-        self._own = own
-        self.agrees: bool | None = None
-        self._cos: torch.Tensor | None = None  # whose sines have their signs
-        self._signed_sin: Any = None
+    _cos: torch.Tensor | None = None  # whose sines have their signs
+    _signed_sin: Any = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def fused(self, *args: Any, **kwargs: Any) -> Any:
         # Gemma 4 rotates one tensor per call, others pass the dimension of the heads: these calls are the model's.
-        takes_both = len(args) == 4 and not kwargs and all(isinstance(arg, torch.Tensor) for arg in args)
-        if not takes_both or self.agrees is False:
-            return self._own(*args, **kwargs)
+        if len(args) != 4 or kwargs or not all(isinstance(arg, torch.Tensor) for arg in args):
+            return None
         query, key, cos, sin = args
-        # (1, D) of one token per row; `cos` and `sin` are (n, 1, D)
-        fits = query.shape[2:] == key.shape[2:] == cos.shape[1:] == (1, cos.size(-1))
-        if not fits or not query.dtype == key.dtype == cos.dtype:
-            return self._own(query, key, cos, sin)
-        half = cos.size(2) // 2
+        columns = cos.size(-1)
+        # One token per row: (n, heads, 1, D), and (n, 1, columns) of `cos` and `sin`.
+        fits = query.shape[2:] == key.shape[2:] and query.size(2) == 1 and cos.shape[1:] == (1, columns)
+        if not fits or columns > query.size(3) or not query.dtype == key.dtype == cos.dtype:
+            return None
+        half = columns // 2
         if cos is not self._cos:
             self._cos = cos
             self._signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=2).unsqueeze(1)
         heads = torch.cat([query, key], dim=1)  # (n, heads + H, 1, D)
-        heads = torch.addcmul(heads * cos.unsqueeze(1), heads.roll(half, 3), self._signed_sin)
-        rotated = heads.split([query.size(1), key.size(1)], dim=1)
-        if self.agrees is None:
-            expected = self._own(query, key, cos, sin)
-            self.agrees = all(map(_is_close, rotated, expected))
-            return expected
-        return rotated
-
-
-def _is_close(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    apart = (values - expected).abs().max()
-    tolerance = AGREEMENT.get(expected.dtype, AGREEMENT_BELOW)
-    return bool(apart <= tolerance * expected.abs().max())
+        turned = heads[..., :columns]
+        rotated = torch.addcmul(turned * cos.unsqueeze(1), turned.roll(half, 3), self._signed_sin)
+        if columns < heads.size(3):
+            turned.copy_(rotated)
+            rotated = heads
+        return rotated.split([query.size(1), key.size(1)], dim=1)
 
 
 class FusedLayers:
@@ -128,18 +127,31 @@ class FusedLayers:
     Args:
         model ([`~torch.nn.Module`]): Decoder, with or without adapters.
         speed ([`Speed`]): Is told what is used, and why not.
+        is_hybrid (`bool`): Whether some layers may hold running states.
     """
 
-    def __init__(self, model: nn.Module, speed: Speed):
+    def __init__(self, model: nn.Module, speed: Speed, is_hybrid: bool):
         self._speed = speed
-        self._norms: dict[nn.Module, NormForm] = {}
+        self._norms: dict[nn.Module, Any] = {}
+        # Functions of models' files by file and name.
+        self._functions: list[tuple[ModuleType, str, FusedFunction]] = []
+        kinds: list[Callable[[Any], Iterator[Any]]] = [_plain_forms]
+        files = layer_files(model)
+        if is_hybrid:
+            from trl_drgrpo.features.fast_path.decoding.hybrid_layers import gated_forms, updates_in
+
+            # A norm that has a gate may be called without it, too, but its layer never does so.
+            kinds.insert(0, gated_forms)
+            self._functions += updates_in(files)
         for module in model.modules():
             if module not in _norm_forms:
-                _norm_forms[module] = _norm_form(module)
+                _norm_forms[module] = _norm_form(module, kinds)
             form = _norm_forms[module]
             if form is not None and "forward" not in vars(module):  # such as one that fetches weights first
                 self._norms[module] = form
-        self._rotations = {file: Rotation(getattr(file, ROTARY)) for file in rotary_files(model)}
+        for file in files:
+            if callable(rotation := getattr(file, ROTARY, None)):
+                self._functions.append((file, ROTARY, Rotation(rotation)))
         self._adapters = None
         if has_adapters(model):
             from trl_drgrpo.features.fast_path.decoding.joined_adapters import JoinedAdapters
@@ -152,8 +164,8 @@ class FusedLayers:
         with ExitStack() as stack:
             for module, form in self._norms.items():
                 stack.enter_context(swapped(module, forward=_fused_norm(module, form)))
-            for file, rotation in self._rotations.items():
-                stack.enter_context(swapped(file, **{ROTARY: rotation}))
+            for file, name, function in self._functions:
+                stack.enter_context(swapped(file, **{name: function}))
             if self._adapters is not None:
                 for layer in self._adapters.layers:
                     stack.enter_context(swapped(layer, forward=partial(self._adapters.forward, layer)))
@@ -164,11 +176,11 @@ class FusedLayers:
         if self._adapters is not None:
             self._adapters.join()
             self._speed.uses[SpeedPart.JOINED_ADAPTERS] += len(self._adapters.layers)
-        if self._norms or any(rotation.agrees for rotation in self._rotations.values()):
+        if self._norms or any(function.agrees for _, _, function in self._functions):
             self._speed.on(SpeedPart.FUSED_LAYERS)
             self._speed.uses[SpeedPart.FUSED_LAYERS] += 1
         else:
-            self._speed.off("torch has none of its norms and rotations", SpeedPart.FUSED_LAYERS, expected=True)
+            self._speed.off("torch has none of its norms, rotations and states", SpeedPart.FUSED_LAYERS, expected=True)
 
     def proves_adapters(self) -> bool:
         """Tell whether a comparison of logits says something about adapters: new ones add nothing to any layer."""

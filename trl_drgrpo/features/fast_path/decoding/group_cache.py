@@ -12,20 +12,24 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype, without_autocast
 from trl_drgrpo.upstream.kv_cache import (
-    PLAIN_LAYERS,
     AttentionInterface,
     Cache,
     CacheLayerMixin,
+    LinearAttentionLayer,
     PreTrainedModel,
+    has_both,
     has_only_states,
     holds_nothing,
 )
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.replay import FixedStep
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
 COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
@@ -227,37 +231,20 @@ class GroupLayer(CacheLayerMixin):
         return -1
 
 
-class FixedStep:
-    """A step whose shapes do not change: it writes one column of the buffers and attends to the whole of them.
+class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
+    """One layer of a [`GroupCache`] whose rows have running states beside keys and values.
 
     Args:
-        layer ([`GroupLayer`]): One of the layers of a window; they have like buffers.
-
-    Attributes:
-        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
-        bias (`torch.Tensor` of shape `(P or 1, 1, l + capacity)`, float32): Minus infinity in columns that are not
-            seen and at padding: one addition to the scores of a layer for both.
+        prefilled: The layer after the prompts; left as it is.
+        rows (`torch.Tensor` of shape `(n,)`, int64): For each row of the batch the number of its prompt.
+        of_group: The grid, the bias and the most tokens of a [`GroupLayer`].
     """
 
-    def __init__(self, layer: GroupLayer):
-        self._layer = layer
-        padding = layer.prompt_bias()
-        device = layer.keys.device
-        columns = layer.prompt_values.size(1) + layer.keys.size(3)
-        prompts = 1 if padding is None else len(padding)
-        self.column = torch.zeros(1, dtype=torch.long, device=device)
-        self.bias = torch.empty(prompts, 1, columns, dtype=torch.float32, device=device)
-
-    def point(self) -> None:
-        """Point at the next token: it is written, and seen."""
-        layer = self._layer
-        padding = layer.prompt_bias()
-        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
-        columns = layer.prompt_values.size(1)
-        self.column.fill_(layer.tokens - layer.dropped)
-        self.bias.fill_(-torch.inf)
-        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
-        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
+    def __init__(self, prefilled: Any, rows: torch.Tensor, *of_group: Any):
+        GroupLayer.__init__(self, prefilled, *of_group)
+        for name in vars(LinearAttentionLayer()):
+            setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
+        self.reorder_cache(rows)
 
 
 class GroupCache(Cache):
@@ -274,14 +261,15 @@ class GroupCache(Cache):
         grid ([`Grid`]): Where the rows sit.
         groups (`list[GroupLayer]`): Layers of keys and values.
         states (`list`): Layers of running states, of transformers' own kind: a state does not grow, a row has its own.
+            A layer of both is in both lists.
     """
 
     layers: Any
 
     def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
-        first = next(layer for layer in prefilled.layers if type(layer) in PLAIN_LAYERS)
-        device = first.keys.device
-        self.grid = Grid.of(prompts, len(first.keys), device)
+        first = next(layer.keys for layer in prefilled.layers if getattr(layer, "keys", None) is not None)
+        device = first.device
+        self.grid = Grid.of(prompts, len(first), device)
         self.bias = None
         if mask is not None and not mask.all():
             self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
@@ -292,15 +280,20 @@ class GroupCache(Cache):
         for layer in prefilled.layers:
             if holds_nothing(layer):
                 layers.append(layer)
-            elif has_only_states(layer):
-                states = copy.deepcopy(layer)
-                states.reorder_cache(rows)
-                self.states.append(states)
-                layers.append(states)
+                continue
+            group: Any
+            if has_only_states(layer):
+                group = copy.deepcopy(layer)
+                group.reorder_cache(rows)
+                self.states.append(group)
+            elif has_both(layer):
+                group = GroupLayerWithStates(layer, rows, self.grid, self.bias, most)
+                self.states.append(group)
+                self.groups.append(group)
             else:
                 group = GroupLayer(layer, self.grid, self.bias, most)
                 self.groups.append(group)
-                layers.append(group)
+            layers.append(group)
         super().__init__(layers=layers)
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -323,16 +316,8 @@ class GroupCache(Cache):
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
 
-    def fix_steps(self) -> list[FixedStep]:
-        """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
-        Returns one step for the layers of each window."""
-        of_window = {layer.window: FixedStep(layer) for layer in self.groups}
-        for layer in self.groups:
-            layer.fixed = of_window[layer.window]
-        return list(of_window.values())
-
     def free_steps(self) -> None:
-        """Let steps look at the columns that are written, and at no others."""
+        """Let steps look at the columns that are written, and at no others: the end of fixed shapes."""
         for layer in self.groups:
             layer.fixed = None
 

@@ -18,11 +18,53 @@ from typing import Any
 
 import torch
 
-from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache, Refused
+from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache, GroupLayer, Refused
 
 Step = Callable[[], torch.Tensor]
 
 AGREEMENT = 1e-2  # of running states after a replay and after the step itself, the same kernels over the same shapes
+
+
+class FixedStep:
+    """A step whose shapes do not change: it writes one column of the buffers and attends to the whole of them.
+
+    Args:
+        layer ([`GroupLayer`]): One of the layers of a window; they have like buffers.
+
+    Attributes:
+        column (`torch.Tensor` of shape `(1,)`, int64): The one to write.
+        bias (`torch.Tensor` of shape `(P or 1, 1, l + capacity)`, float32): Minus infinity in columns that are not
+            seen and at padding: one addition to the scores of a layer for both.
+    """
+
+    def __init__(self, layer: GroupLayer):
+        self._layer = layer
+        padding = layer.prompt_bias()
+        device = layer.keys.device
+        columns = layer.prompt_values.size(1) + layer.keys.size(3)
+        prompts = 1 if padding is None else len(padding)
+        self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.bias = torch.empty(prompts, 1, columns, dtype=torch.float32, device=device)
+
+    def point(self) -> None:
+        """Point at the next token: it is written, and seen."""
+        layer = self._layer
+        padding = layer.prompt_bias()
+        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
+        columns = layer.prompt_values.size(1)
+        self.column.fill_(layer.tokens - layer.dropped)
+        self.bias.fill_(-torch.inf)
+        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
+        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
+
+
+def fix_steps(cache: GroupCache) -> list[FixedStep]:
+    """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
+    Returns one step for the layers of each window."""
+    of_window = {layer.window: FixedStep(layer) for layer in cache.groups}
+    for layer in cache.groups:
+        layer.fixed = of_window[layer.window]
+    return list(of_window.values())
 
 
 class Replay:
@@ -59,7 +101,7 @@ class Replay:
         is_new = memory != self._recorded_over
         if is_new:
             self._again = None  # frees its memory
-            self._recorded_over, self._fixed = memory, self._groups.fix_steps()
+            self._recorded_over, self._fixed = memory, fix_steps(self._groups)
             self._tokens, self._positions = tokens.clone(), positions.clone()
         self._tokens.copy_(tokens)
         self._positions.copy_(positions)

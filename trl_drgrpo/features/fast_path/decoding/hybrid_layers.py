@@ -1,0 +1,82 @@
+"""Layers of hybrids in decoding steps of fewer operations: norms with a gate, and running states in place."""
+
+from collections.abc import Callable, Iterator
+from itertools import product, starmap
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trl_drgrpo.features.fast_path.decoding.fused_function import FusedFunction
+from trl_drgrpo.features.fast_path.decoding.state_updates import INSTEAD_OF
+from trl_drgrpo.upstream.state_functions import state_updates
+
+
+class GatedNormForm(NamedTuple):
+    """An RMS norm with a second input, by whose activation its output is multiplied, or its first input.
+
+    Args:
+        eps (`float`): Of the norm.
+        columns (`int`): Columns that are normalized together: all, or those of a group.
+        activation (`Callable`): Of the gate.
+        is_first (`bool`): Whether the gate comes first, as in Mamba 2, or last, as behind the gated delta rule.
+    """
+
+    eps: float
+    columns: int
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    is_first: bool
+
+    inputs = 2
+    offset = 0.0
+
+    def apply(self, weight: torch.Tensor, states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the norm of states."""
+        factor = self.activation(gate)
+        if self.is_first:
+            states = states * factor
+        if self.columns == len(weight):
+            normed = nn.functional.rms_norm(states, weight.shape, weight, self.eps)
+        else:
+            by_group = states.unflatten(-1, (-1, self.columns))
+            normed = nn.functional.rms_norm(by_group, (self.columns,), eps=self.eps).flatten(-2) * weight
+        return normed if self.is_first else normed * factor
+
+
+def gated_forms(module: Any) -> Iterator[GatedNormForm]:
+    """Yield the forms that a norm with a gate may have."""
+    fields = vars(module).values()
+    numbers = [value for value in fields if isinstance(value, float)]
+    width = module.weight.numel()
+    # A module holds the number of its groups, or their size.
+    sizes = [value for value in fields if type(value) is int and value > 0 and width % value == 0]
+    columns = dict.fromkeys([width, *sizes, *(width // size for size in sizes)])
+    activations = nn.functional.silu, torch.sigmoid
+    yield from starmap(GatedNormForm, product(numbers, columns, activations, (False, True)))
+
+
+class StateUpdate(FusedFunction):
+    """A model's update of a running state by one token, in place.
+
+    Args:
+        own (`Callable`): The model's function.
+        fused (`Callable`): One of `state_updates.py`.
+    """
+
+    def __init__(self, own: Callable[..., Any], fused: Callable[..., Any]):
+        super().__init__(own)
+        self.fused = fused
+
+    def compared(self, results: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        if isinstance(results, tuple):  # the output, and the state
+            return list(results)
+        # The state is one of the arguments, written in place; the others have not changed.
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+        return [results, *tensors]
+
+
+def updates_in(files: list[ModuleType]) -> Iterator[tuple[ModuleType, str, StateUpdate]]:
+    """Yield what stands in for functions of models' files: file, name and function."""
+    for file, name, package in state_updates(files):
+        yield file, name, StateUpdate(getattr(file, name), INSTEAD_OF[package])

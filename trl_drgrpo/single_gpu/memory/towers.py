@@ -1,0 +1,54 @@
+"""Weights of a multimodal model beside its language model: towers for images and sound, and what projects them.
+
+A run on text loads them, quantized as the language model is, and neither runs nor trains them.
+"""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+
+from trl_drgrpo.single_gpu.memory.memory_settings import Setup
+from trl_drgrpo.single_gpu.memory.meta_layers import QuantizedLinear
+
+
+class Towers(NamedTuple):
+    """Number of their weights, and bytes of these and of buffers as they are loaded."""
+
+    parameters: int = 0
+    nbytes: int = 0
+
+
+def towers_of(config: Any, setup: Setup) -> Towers:
+    """Return the weights beside the language model of the class that a checkpoint names; none where that class is the
+    language model, or not known.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Of the whole model.
+        setup ([`Setup`]): Its dtype and bits.
+    """
+    name = next(iter(config.architectures or ()), "")
+    model_class = getattr(transformers, name, None)
+    if getattr(model_class, "config_class", None) is not type(config):
+        return Towers()
+    with torch.device("meta"):
+        model: Any = model_class(copy.deepcopy(config)).to(getattr(torch, setup.dtype))
+    language_model = [model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()]
+    # Tied weights are in two of them.
+    planned = {id(tensor) for part in language_model for tensor in (*part.parameters(), *part.buffers())}
+    parameters = 0
+    nbytes = 0
+    for layer in model.modules():
+        weights = [weight for weight in layer.parameters(recurse=False) if id(weight) not in planned]
+        tensors = [*weights, *(buffer for buffer in layer.buffers(recurse=False) if id(buffer) not in planned)]
+        parameters += sum(weight.numel() for weight in weights)
+        if setup.bits and weights and type(layer) is nn.Linear:
+            rows, columns = layer.weight.shape
+            is_packed = setup.device == "cpu"
+            dtype = layer.weight.dtype
+            quantized = QuantizedLinear(rows, columns, layer.bias, dtype, setup.bits, setup.nested, is_packed)
+            tensors = [*quantized.parameters(), *quantized.buffers()]
+        nbytes += sum(tensor.nbytes for tensor in tensors)
+    return Towers(parameters, nbytes)
