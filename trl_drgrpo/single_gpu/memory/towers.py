@@ -4,7 +4,7 @@ A run on text loads them, quantized as the language model is, and neither runs n
 """
 
 import copy
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -12,6 +12,9 @@ from torch import nn
 
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import QuantizedLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class Towers(NamedTuple):
@@ -21,9 +24,10 @@ class Towers(NamedTuple):
     nbytes: int = 0
 
 
-def towers_of(config: Any, setup: Setup) -> Towers:
-    """Return the weights beside the language model of the class that a checkpoint names; none where that class is the
-    language model, or not known.
+def towers_of(config: "PreTrainedConfig", setup: Setup) -> Towers:
+    """Return the weights beside the language model, in the class that a checkpoint names.
+
+    There are none where that class is the language model, or where transformers does not know it.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): Of the whole model.
@@ -31,7 +35,7 @@ def towers_of(config: Any, setup: Setup) -> Towers:
     """
     name = next(iter(config.architectures or ()), "")
     model_class = getattr(transformers, name, None)
-    if getattr(model_class, "config_class", None) is not type(config):
+    if model_class is None or getattr(model_class, "config_class", None) is not type(config):
         return Towers()
     with torch.device("meta"):
         model: Any = model_class(copy.deepcopy(config)).to(getattr(torch, setup.dtype))
