@@ -18,16 +18,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from trl_drgrpo.features.fast_path.branch_agreement import why_not_branched
+from trl_drgrpo.features.fast_path.branches import branch_rows, prompts_first
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
 from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.rebatching import why_not_rebatched
-from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.sharing import (
+    costs_of,
+    mask_form,
+    rope_depends_on_width,
+    starts_from_states,
+    why_not_shared,
+)
 from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
 from trl_drgrpo.features.fast_path.window import Window, WindowMetrics, plan_of, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, Rollouts, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature, Metrics
 from trl_drgrpo.upstream.private_state import swapped
+from trl_drgrpo.upstream.prompt_cache import checkpointed_layers
 
 if TYPE_CHECKING:
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
@@ -48,8 +57,8 @@ class FastPath(Feature):
         self._rollouts_are_new = False
         self._old_log_probs_are_due = False
         self._window_metrics: WindowMetrics | None = None
-        self._costs: dict[int, Costs] = {}  # by the identity of a model
-        self._rebatches: dict[int, bool] = {}  # the same
+        self._costs: dict[tuple[int, bool], Costs] = {}  # by the identity of a model, and its checkpointing
+        self._rebatches: dict[int, bool] = {}  # by the identity of a model
         self.speed = Speed()
 
     # What may be done
@@ -205,11 +214,13 @@ class FastPath(Feature):
     def _plan_costs(self, model: PreTrainedModel | None = None) -> Costs:
         """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
         model = self.trainer.model if model is None else model
-        if id(model) not in self._costs:
+        # Checkpointed layers see another cache, or none. TRL switches checkpointing off while it scores.
+        key = id(model), starts_from_states(model.config) and bool(checkpointed_layers(model))
+        if key not in self._costs:
             shares = self.trainer.args.share_prompts and self._can_share_prompts(model)
             device = self.trainer.accelerator.device.type
-            self._costs[id(model)] = costs_of(model.config, device, shares, self._multiple)
-        return self._costs[id(model)]
+            self._costs[key] = costs_of(model.config, device, shares, self._multiple)
+        return self._costs[key]
 
     @property
     def _multiple(self) -> int:
@@ -221,8 +232,15 @@ class FastPath(Feature):
 
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         reason = self.speed.barred.get(SpeedPart.SHARED_PROMPTS)
+        why_not = why_not_shared
+        if starts_from_states(unwrapped.config):
+            why_not = why_not_branched
+            if self.trainer.in_lockstep:
+                reason = "ranks with a part of the model run one forward at a time"
+            if self.trainer.router_balance is not None:
+                reason = "the load-balancing loss reads the router in one forward"
         if reason is None:
-            reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
+            reason = why_not(unwrapped, log_probs, self._reduced_dtype(model))
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
             reason = self._agreed(reason)
         self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
@@ -319,9 +337,13 @@ class FastPath(Feature):
         self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
     ) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
-        if isinstance(form, str):  # packs have no branches then, and need no mask
-            form = MaskForm()
-        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form, whole)
+        filler = self.trainer.pad_token_id
+        if isinstance(form, MaskForm):
+            packed = pack_rows(tokens, packs, filler, self._multiple, form, whole)
+        elif any(len(pack) > 1 for pack in packs):
+            packed = branch_rows(tokens, packs, filler, self._multiple)
+        else:  # packs have no branches, and need no mask
+            packed = pack_rows(tokens, packs, filler, self._multiple, whole=whole)
         self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
         if packed.row_counts is not None and self.trainer.router_balance is not None:
             self.trainer.router_balance.row_counts = packed.row_counts
@@ -339,7 +361,8 @@ class FastPath(Feature):
             packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
         def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
-            with scored_only(backbone, packed):
+            # In this order: the positions of prompts come before those that are chosen.
+            with prompts_first(backbone, packed), scored_only(backbone, packed):
                 return model(**packs, shift_labels=packed.targets, **kwargs)
 
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect

@@ -7,6 +7,7 @@ The plan uses that freedom to process as few tokens as possible:
 - rows without advantage are skipped (the caller says which);
 - completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes
   that completions of a pack have in common, by design (forks) or by accident, run once too;
+- where layers hold running states, a pack is two forwards: prompts, then their completions as rows (`branches.py`);
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
   programming over all contiguous cuts (greedy filling leaves two to three times the padding);
 - no micro-batch holds more padded tokens than the largest one of stock TRL would, nor, where packs are wide, more
@@ -18,8 +19,9 @@ Costs are in *tokens*: what one token costs in everything but attention is 1.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -95,6 +97,8 @@ class Costs:
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
         apart (`bool`, *optional*, defaults to `False`): True if branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
+        from_states (`bool`, *optional*, defaults to `False`): True if completions start from the states of their
+            prompt (`branches.py`), so that each is a row of its own, and prompts take a forward of their own.
         free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
             stock TRL's micro-batches. 0 unless the mask is all that attention stores per pair.
     """
@@ -105,6 +109,7 @@ class Costs:
     multiple: int = 1
     apart: bool = False
     free_width: int = 0
+    from_states: bool = False
 
     def most_pairs(self, budget: Budget) -> int:
         """Return the most query-key pairs of one attention head that a micro-batch may hold."""
@@ -187,7 +192,9 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         groups[rows[i].prompt].append(i)
     # Wide packs share the most but may not fit into the slots: then packs half as wide are tried, and so on. Rows
     # alone, which come last, fit wherever TRL's own micro-batches do.
-    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []
+    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())]
+    if costs.from_states or not costs.share_prompts:
+        packs_side_by_side = []
     for side_by_side in packs_side_by_side:
         widest = min(budget.tokens // side_by_side, math.isqrt(costs.most_pairs(budget) // side_by_side))
         packs: list[Pack] = []
@@ -197,6 +204,10 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         if batches is not None:
             return batches
     batches = _cut_into_batches(rows, [(i,) for i in live], slots, budget, costs)
+    if costs.from_states:
+        plans = [batches, _plan_from_states(rows, list(groups.values()), slots, budget, costs)]
+        fitting = [plan for plan in plans if plan is not None]
+        batches = min(fitting, key=lambda plan: _cost_from_states(rows, plan, costs), default=None)
     if batches is None:
         raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
     return batches
@@ -206,6 +217,8 @@ def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> in
     """Count the padded tokens of the forward of a micro-batch."""
     if not batch:
         return 0
+    if costs.from_states:
+        return _extent(rows, batch, costs).tokens
     return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch))
 
 
@@ -355,3 +368,146 @@ def _priced_ends(prices: np.ndarray, fits: np.ndarray, forward: float) -> list[i
     while ends[-1]:
         ends.append(int(best_starts[ends[-1]]))
     return ends[::-1]
+
+
+# Completions that start from the states of their prompt.
+
+# Memory of a row beside that of its tokens, in tokens: copies of its prompt's keys and values, for each of its tokens,
+# and of its states. TODO
+PROMPT_COPY = 1 / 8
+STATE_COPY = 16
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Padded sizes of packs side by side, in one micro-batch.
+
+    Args:
+        packs, rows (`int`): How many.
+        prompt_width, width (`int`): Tokens of the longest prompt, and of the longest completion behind it.
+        row_width (`int`): Tokens of the longest prompt with its completion.
+    """
+
+    packs: int
+    rows: int
+    prompt_width: int
+    width: int
+    row_width: int
+
+    @classmethod
+    def of(cls, row: Row, costs: Costs) -> "_Extent":
+        """Return the extent of one row."""
+        width = costs.width(max(row.unshared_length, 2))  # the layout has two columns at least
+        row_width = costs.width(row.prompt_length + row.unshared_length)
+        return cls(1, 1, costs.width(row.prompt_length), width, row_width)
+
+    def joined(self, other: "_Extent", same_prompt: bool) -> "_Extent":
+        """Return the extent with other rows, of the same pack or of other packs."""
+        return _Extent(
+            packs=1 if same_prompt else self.packs + other.packs,
+            rows=self.rows + other.rows,
+            prompt_width=max(self.prompt_width, other.prompt_width),
+            width=max(self.width, other.width),
+            row_width=max(self.row_width, other.row_width),
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Tell whether a pack has several rows. If none has, each row runs with its prompt in one forward."""
+        return self.rows > self.packs
+
+    @property
+    def tokens(self) -> int:
+        """Count the padded tokens that run."""
+        if self.shares:
+            return self.packs * self.prompt_width + self.rows * self.width
+        return self.rows * self.row_width
+
+    @property
+    def pairs(self) -> int:
+        """Count the query-key pairs of one attention head."""
+        if self.shares:
+            return self.packs * self.prompt_width**2 + self.rows * self.width * (self.prompt_width + self.width)
+        return self.rows * self.row_width**2
+
+    def fits(self, budget: Budget, costs: Costs, side_by_side: int = 1) -> bool:
+        """Tell whether so many of them take no more memory than a micro-batch may."""
+        copies = self.rows * (PROMPT_COPY * self.prompt_width + STATE_COPY) if self.shares else 0
+        fits_tokens = side_by_side * (self.tokens + copies) <= budget.tokens
+        return fits_tokens and side_by_side * self.pairs <= costs.most_pairs(budget)
+
+    def cost(self, costs: Costs) -> float:
+        """Return the cost of a micro-batch."""
+        if self.shares:
+            return self.tokens + costs.pair * self.pairs + 2 * costs.forward
+        # Causal attention leaves out half of the pairs.
+        return self.tokens + costs.pair * self.pairs / 2 + costs.forward
+
+
+def _extent(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> _Extent:
+    extents = [reduce(_of_one_prompt, (_Extent.of(rows[i], costs) for i in pack)) for pack in batch]
+    return reduce(_of_other_prompts, extents)
+
+
+def _cost_from_states(rows: Sequence[Row], plan: Sequence[MicroBatch], costs: Costs) -> float:
+    return sum(_extent(rows, batch, costs).cost(costs) for batch in plan)
+
+
+def _of_one_prompt(a: _Extent, b: _Extent) -> _Extent:
+    return a.joined(b, same_prompt=True)
+
+
+def _of_other_prompts(a: _Extent, b: _Extent) -> _Extent:
+    return a.joined(b, same_prompt=False)
+
+
+def _plan_from_states(
+    rows: Sequence[Row], groups: Sequence[list[int]], slots: int | None, budget: Budget, costs: Costs
+) -> list[MicroBatch] | None:
+    """Find micro-batches of completions that start from the states of their prompt; `None` where they do not fit."""
+    for side_by_side in [2**k for k in range(budget.rows.bit_length())]:
+        packs: list[Pack] = []
+        for group in groups:
+            longest_first = sorted(group, key=lambda i: -rows[i].completion_length)
+            extents = [_Extent.of(rows[i], costs) for i in longest_first]
+            for part in _cheapest_parts(extents, _of_one_prompt, budget, replace(costs, forward=0.0), side_by_side):
+                packs.append(tuple(longest_first[part.start : part.stop]))
+        packs.sort(key=lambda pack: (-rows[pack[0]].unshared_length, -rows[pack[0]].prompt_length, *pack))
+        extents = [_extent(rows, [pack], costs) for pack in packs]
+        # A price on each micro-batch is raised until they are few enough, or cannot get fewer.
+        forward = max(costs.forward, 1.0)
+        while forward < 4 * len(packs) * budget.tokens:
+            parts = _cheapest_parts(extents, _of_other_prompts, budget, replace(costs, forward=forward))
+            if slots is None or len(parts) <= slots:
+                return [packs[part.start : part.stop] for part in parts]
+            forward *= 4
+    return None
+
+
+def _cheapest_parts(
+    extents: Sequence[_Extent],
+    joined: Callable[[_Extent, _Extent], _Extent],
+    budget: Budget,
+    costs: Costs,
+    side_by_side: int = 1,
+) -> list[range]:
+    """Cut extents into contiguous parts, so many of which fit, at the least cost. Each fits by itself, at least alone.
+
+    Dynamic programming over the end of the last part, as in [`_cheapest_cut`].
+    """
+    best = [(0.0, 0)]  # for the first k extents: the cost, and the start of the last part
+    for end in range(1, len(extents) + 1):
+        extent = extents[end - 1]
+        options = [(best[end - 1][0] + extent.cost(costs), end - 1)]
+        for start in reversed(range(end - 1)):
+            extent = joined(extents[start], extent)
+            if not extent.fits(budget, costs, side_by_side):
+                break
+            options.append((best[start][0] + extent.cost(costs), start))
+        best.append(min(options))
+    parts = []
+    end = len(extents)
+    while end:
+        parts.append(range(best[end][1], end))
+        end = best[end][1]
+    return parts[::-1]
