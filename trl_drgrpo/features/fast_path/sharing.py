@@ -62,6 +62,7 @@ FORKS = {3: (0, 20), 4: (3, 30)}
 # Windows that layers cut by place in the row, whatever mask they get (GPT-Neo): in a pack a branch would not see its
 # prompt. They are longer than the rows of the self-test and made when the model is, so it cannot see them.
 _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window", "local_attention_window_len")
+DELTA_RULE_CHUNK = 64  # an argument of transformers' function, and of no configuration
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
@@ -75,8 +76,15 @@ def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multi
         multiple=multiple,
         apart=attends_apart(device),
         free_width=speeds.free_width,
-        from_states=share_prompts and starts_from_states(config),
+        chunk=state_chunk(config) if share_prompts and starts_from_states(config) else 0,
     )
+
+
+def state_chunk(config: "PreTrainedConfig") -> int:
+    """Return the tokens that running states go through at once; where nothing is said, as in the gated delta rule."""
+    text = config.get_text_config()
+    sizes = [getattr(text, name, None) for name in ("chunk_size", "mamba_chunk_size")]
+    return next((size for size in sizes if size), DELTA_RULE_CHUNK)
 
 
 def starts_from_states(config: "PreTrainedConfig") -> bool:
