@@ -117,7 +117,7 @@ def rollouts(completions):
 def test_every_rank_scores_rollouts_in_as_many_forwards(more, together, trainer, monkeypatch):
     one = together()
     monkeypatch.setattr(trainer, "gathered", lambda values: [*values, type(values[0])(more or True)])
-    one._costs[id(trainer.model)] = Costs()
+    one._costs[id(trainer.model), False] = Costs()
     run = []
 
     def score(model, tokens, packs):
@@ -142,6 +142,25 @@ def test_all_ranks_share_prompts_or_none(reason, together, trainer, monkeypatch,
     monkeypatch.setattr(fast_path, "why_not_shared", lambda *arguments: None)
     assert together(reason)._can_share_prompts(trainer.model) is (reason is None)
     assert (str(reason) in caplog.text) is (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (None, None, None),
+        ("in_lockstep", True, "ranks with a part of the model"),
+        ("router_balance", object(), "the load-balancing loss reads the router"),
+    ],
+)
+def test_two_forwards_in_one_are_not_run_where_something_counts_forwards(place, value, reason, trainer, monkeypatch):
+    monkeypatch.setattr(fast_path, "starts_from_states", lambda config: True)
+    monkeypatch.setattr(fast_path, "why_not_branched", lambda *arguments: None)
+    if place == "in_lockstep":
+        monkeypatch.setattr(DrGRPOTrainer, place, value)
+    elif place:
+        change(monkeypatch, trainer, place, value)
+    assert trainer.fast_path._can_share_prompts(trainer.model) is (reason is None)
+    assert (reason or "yes") in trainer.fast_path.speed.facts()["shared prompts"]
 
 
 # Generation
