@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trl_drgrpo.upstream.kv_cache import without_adapters
 from trl_drgrpo.upstream.private_state import swapped
 
 # Of the options of checkpointing, those that the model takes. The others go to torch.
@@ -20,7 +21,7 @@ def checkpoints_as_configured(model: Any) -> Iterator[None]:
     switches checkpointing off while it generates or scores, and on again with all of them as options of torch's
     `checkpoint`, which refuses them in the next forward.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapters(model)
     enable = base.gradient_checkpointing_enable
 
     def enable_with_options(gradient_checkpointing_kwargs: Any = None, **for_the_model: Any) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 import torch
 
 from trl_drgrpo.upstream.kv_cache import (
+    CACHE_UTILS,
     Cache,
-    DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    GradientCheckpointingLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    class_named,
     holds_nothing,
+    new_layers,
     why_no_cache,
 )
+
+_GradientCheckpointingLayer = class_named("GradientCheckpointingLayer", "transformers.modeling_layers")
 
 
 @dataclass
@@ -122,8 +123,8 @@ _KINDS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
+    class_named("LinearAttentionAndFullAttentionLayer", CACHE_UTILS),
+    class_named("LinearAttentionAndSlidingWindowAttentionLayer", CACHE_UTILS),
 )
 _LAYERS_OF_PROMPTS = {kind: type("PromptLayer", (_PromptLayer, kind), {}) for kind in _KINDS}
 _LAYERS_OF_BRANCHES = {
@@ -131,23 +132,10 @@ _LAYERS_OF_BRANCHES = {
 }
 
 
-def _layers(config: Any) -> list[Any]:
-    """Return the layers of a new cache for a model of this configuration; none where it has a cache of its own."""
-    try:
-        return DynamicCache(config=config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return []
-
-
-def has_running_states(config: Any) -> bool:
-    """Return whether a model of this configuration keeps running states in its cache."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in _layers(config))
-
-
 def why_no_branches(model: Any) -> str | None:
     """Return why completions cannot start from the states of their prompt; `None` where a comparison may try it."""
     reason = why_no_cache(model)
-    layers = [layer for layer in _layers(model.config) if type(layer) in _KINDS or not holds_nothing(layer)]
+    layers = [layer for layer in new_layers(model.config) if type(layer) in _KINDS or not holds_nothing(layer)]
     others = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KINDS})
     if others:
         reason = f"its cache has layers of other kinds ({', '.join(others)})"
@@ -164,7 +152,7 @@ def _made_of(layer: Any, kind: type) -> Any:
 def cache_of_prompts(config: Any) -> Any:
     """Return a cache that notes what a forward over prompts computes."""
     layers = []
-    for layer in DynamicCache(config=config.get_text_config(decoder=True)).layers:
+    for layer in new_layers(config):
         if type(layer) in _LAYERS_OF_PROMPTS:
             layer = _made_of(layer, _LAYERS_OF_PROMPTS[type(layer)])
             layer.notes = _Notes()
@@ -194,7 +182,7 @@ def cache_of_branches(prompts: Any, prompt_of_row: torch.Tensor) -> Any:
 
 def checkpointed_layers(model: torch.nn.Module) -> list[Any]:
     """Return the layers of a model that run again in backward."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [module for module in model.modules() if isinstance(module, _GradientCheckpointingLayer)]
     return [layer for layer in layers if layer.gradient_checkpointing]
 
 

@@ -8,7 +8,7 @@ by their gradient. The control, in which prompts are exchanged, must differ: it 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -32,12 +32,23 @@ ALONE: Sequence[MicroBatch] = ([(row,) for row in range(7)],)
 Outcome = tuple[torch.Tensor, torch.Tensor]  # log-probabilities (B, T), and a gradient
 
 
+class RunsForwards(Protocol):
+    """A trainer, by what forbids two forwards in one."""
+
+    in_lockstep: bool
+    router_balance: object | None
+
+
 def why_not_branched(
-    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+    trainer: RunsForwards,
+    model: "PreTrainedModel",
+    log_probs: Callable[[Packed], torch.Tensor],
+    dtype: torch.dtype | None = None,
 ) -> str | None:
     """Return the reason why completions cannot start from the states of their prompt; `None` when they can.
 
     Args:
+        trainer ([`RunsForwards`]): The trainer.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
         log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under this model.
         dtype (`torch.dtype`, *optional*): Dtype that it computes in, if not that of its weights (autocast).
@@ -51,6 +62,10 @@ def why_not_branched(
     reason = why_no_branches(model)
     if getattr(text, "attention_chunk_size", None):  # longer than the rows of the self-test
         reason = "its attention is chunked"
+    if trainer.in_lockstep:
+        reason = "ranks with a part of the model run one forward at a time"
+    if trainer.router_balance is not None:
+        reason = "the load-balancing loss reads the router in one forward"
     if reason:
         return reason
     shorter_window = nullcontext()

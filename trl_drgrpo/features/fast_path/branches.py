@@ -3,7 +3,7 @@
 A state at some place of a pack has gone through all tokens before it, whatever a mask says. So rows never share one:
 prompts run first, each once, in a forward of their own. Then each completion is a row that starts from a copy of its
 prompt's keys, values and states, and backward adds up the gradients of the copies. Both forwards run inside of one
-call of the model ([`prompts_first`]), so what calls it sees the scores of a pack.
+call of the model ([`Prompts.run_first`]), so what calls it sees the scores of a pack.
 
 Prompts are padded on the left: their states are those behind the last token, and models keep padding out of them. A
 model in which padding reaches a state is not planned at all (`rebatching.py`).
@@ -12,18 +12,70 @@ model in which padding reaches a state is not planned at all (`rebatching.py`).
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
-from trl_drgrpo.features.fast_path.pack_layout import BackboneOutput, Packed, Prompts, rows_of, scores_of
+from trl_drgrpo.features.fast_path.pack_layout import BackboneOutput, Packed, packed_with_scores, rows_of
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.kv_cache import CACHE
 from trl_drgrpo.upstream.prompt_cache import cache_of_branches, cache_of_prompts, caches_while_checkpointing
 
 # A forward of one token over a cache is a decoding step, whose kernels write states in place.
 FEWEST_COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that run before the rows of a forward, and hand them their states.
+
+    Args:
+        input_ids, attention_mask, position_ids (`torch.Tensor` of shape `(P, L)`, int64): Padded on the left, so that
+            states and hidden states at the last position are those of whole prompts.
+        of_row (`torch.Tensor` of shape `(N,)`, int64): The place of each row's prompt among them.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    of_row: torch.Tensor
+
+    @contextmanager
+    def run_first(self, backbone: torch.nn.Module) -> Iterator[None]:
+        """Inside the block, the backbone runs the prompts before its rows, and returns the hidden states of their
+        last positions with those of the rows, `(1, P + N * W, hidden)`."""
+        last_hidden_states: list[torch.Tensor] = []
+
+        # It runs within the forward of the whole model, so that autocast and other wrappers hold for prompts, too.
+        def run_prompts(module: Any, arguments: tuple[object, ...], inputs: dict[str, Any]) -> Any:
+            cache = cache_of_prompts(module.config)
+            prompt_inputs = inputs | {
+                "input_ids": self.input_ids,
+                "attention_mask": self.attention_mask,
+                "position_ids": self.position_ids,
+                CACHE: cache,
+            }
+            output: BackboneOutput = module.forward(**prompt_inputs)  # not a call, which would come here again
+            last_hidden_states.append(output.last_hidden_state[:, -1])
+            return arguments, inputs | {CACHE: cache_of_branches(cache, self.of_row)}
+
+        def join(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
+            hidden_states = output.last_hidden_state.flatten(0, 1)
+            output.last_hidden_state = torch.cat([last_hidden_states.pop(), hidden_states]).unsqueeze(0)
+            return output
+
+        hooks = [
+            backbone.register_forward_pre_hook(run_prompts, with_kwargs=True),
+            backbone.register_forward_hook(join),
+        ]
+        try:
+            with caches_while_checkpointing(backbone):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, multiple: int = 1) -> Packed:
@@ -60,7 +112,10 @@ def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mu
         places_of_row[row] = places[: rows[row].completion_length]
 
     device = tokens.input_ids.device
-    return Packed(
+    return packed_with_scores(
+        tokens,
+        rows,
+        places_of_row,
         input_ids=torch.tensor(row_ids).to(device),
         attention_mask=torch.cat([prompt_mask[prompt_of_row], row_mask], dim=1).long().to(device),
         position_ids=(prompt_lengths[prompt_of_row, None] + torch.arange(width)).to(device),
@@ -70,51 +125,9 @@ def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mu
             position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0).to(device),
             of_row=prompt_of_row.to(device),
         ),
-        **scores_of(tokens, rows, places_of_row),
     )
 
 
 def _width(ids_of_rows: Sequence[Sequence[int]], fewest: int, multiple: int) -> int:
     widest = max(fewest, *(len(ids) for ids in ids_of_rows))
     return -(-widest // multiple) * multiple
-
-
-@contextmanager
-def prompts_first(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
-    """Inside the block, the backbone runs the prompts of a pack before its rows, and returns the hidden states of
-    their last positions with those of the rows, `(1, P + N * W, hidden)`. Nothing changes where there are no prompts.
-    """
-    prompts = packed.prompts
-    if prompts is None:
-        yield
-        return
-    last_hidden_states: list[torch.Tensor] = []
-
-    # It runs within the forward of the whole model, so that autocast and other wrappers hold for prompts, too.
-    def run_prompts(module: Any, arguments: tuple[object, ...], inputs: dict[str, Any]) -> Any:
-        cache = cache_of_prompts(module.config)
-        prompt_inputs = inputs | {
-            "input_ids": prompts.input_ids,
-            "attention_mask": prompts.attention_mask,
-            "position_ids": prompts.position_ids,
-            CACHE: cache,
-        }
-        output: BackboneOutput = module.forward(**prompt_inputs)  # not a call, which would come here again
-        last_hidden_states.append(output.last_hidden_state[:, -1])
-        return arguments, inputs | {CACHE: cache_of_branches(cache, prompts.of_row)}
-
-    def join(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
-        hidden_states = output.last_hidden_state.flatten(0, 1)
-        output.last_hidden_state = torch.cat([last_hidden_states.pop(), hidden_states]).unsqueeze(0)
-        return output
-
-    hooks = [
-        backbone.register_forward_pre_hook(run_prompts, with_kwargs=True),
-        backbone.register_forward_hook(join),
-    ]
-    try:
-        with caches_while_checkpointing(backbone):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -7,7 +7,7 @@ The plan uses that freedom to process as few tokens as possible:
 - rows without advantage are skipped (the caller says which);
 - completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes
   that completions of a pack have in common, by design (forks) or by accident, run once too;
-- where layers hold running states, a pack is two forwards: prompts, then their completions as rows (`branches.py`);
+- where layers hold running states, `branch_planner.py` plans two forwards: prompts, then completions as rows;
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
   programming over all contiguous cuts (greedy filling leaves two to three times the padding);
 - no micro-batch holds more padded tokens than the largest one of stock TRL would, nor, where packs are wide, more
@@ -19,9 +19,8 @@ Costs are in *tokens*: what one token costs in everything but attention is 1.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -192,9 +191,7 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         groups[rows[i].prompt].append(i)
     # Wide packs share the most but may not fit into the slots: then packs half as wide are tried, and so on. Rows
     # alone, which come last, fit wherever TRL's own micro-batches do.
-    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())]
-    if costs.chunk or not costs.share_prompts:
-        packs_side_by_side = []
+    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []
     for side_by_side in packs_side_by_side:
         widest = min(budget.tokens // side_by_side, math.isqrt(costs.most_pairs(budget) // side_by_side))
         packs: list[Pack] = []
@@ -204,10 +201,6 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         if batches is not None:
             return batches
     batches = _cut_into_batches(rows, [(i,) for i in live], slots, budget, costs)
-    if costs.chunk:
-        plans = [batches, _plan_from_states(rows, list(groups.values()), slots, budget, costs)]
-        fitting = [plan for plan in plans if plan is not None]
-        batches = min(fitting, key=lambda plan: _cost_from_states(rows, plan, costs), default=None)
     if batches is None:
         raise ValueError(f"{len(live)} rows do not fit into {slots} micro-batches of {budget.tokens} tokens")
     return batches
@@ -217,8 +210,6 @@ def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> in
     """Count the padded tokens of the forward of a micro-batch."""
     if not batch:
         return 0
-    if costs.chunk:
-        return _extent(rows, batch, costs).tokens
     return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch))
 
 
@@ -368,165 +359,3 @@ def _priced_ends(prices: np.ndarray, fits: np.ndarray, forward: float) -> list[i
     while ends[-1]:
         ends.append(int(best_starts[ends[-1]]))
     return ends[::-1]
-
-
-# Completions that start from the states of their prompt.
-
-# In tokens: time and memory of a token that fills up a chunk, and memory of a row's copy of a prompt's token. Forward
-# and backward of Nemotron-H and Falcon-H1 with chunks of 128 and 256, and of Qwen3.5 and LFM2 (128 wide, 4 layers, one
-# CPU, 2026-11-27): beyond its tokens, a row took at most 0.7 of those that fill up its chunk, copies included.
-FILLING = 3 / 4
-PROMPT_COPY = 1 / 8
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """Padded sizes of packs side by side, in one micro-batch.
-
-    Args:
-        packs, rows (`int`): How many.
-        prompt_width, width (`int`): Tokens of the longest prompt, and of the longest completion behind it.
-        row_width (`int`): Tokens of the longest prompt with its completion.
-        chunk (`int`): As in [`Costs`].
-    """
-
-    packs: int
-    rows: int
-    prompt_width: int
-    width: int
-    row_width: int
-    chunk: int
-
-    @classmethod
-    def of(cls, row: Row, costs: Costs) -> "_Extent":
-        """Return the extent of one row."""
-        width = costs.width(max(row.unshared_length, 2))  # the layout has two columns at least
-        row_width = costs.width(row.prompt_length + row.unshared_length)
-        return cls(1, 1, costs.width(row.prompt_length), width, row_width, costs.chunk)
-
-    def joined(self, other: "_Extent", same_prompt: bool) -> "_Extent":
-        """Return the extent with other rows, of the same pack or of other packs."""
-        return _Extent(
-            packs=1 if same_prompt else self.packs + other.packs,
-            rows=self.rows + other.rows,
-            prompt_width=max(self.prompt_width, other.prompt_width),
-            width=max(self.width, other.width),
-            row_width=max(self.row_width, other.row_width),
-            chunk=self.chunk,
-        )
-
-    @property
-    def shares(self) -> bool:
-        """Tell whether a pack has several rows. If none has, each row runs with its prompt in one forward."""
-        return self.rows > self.packs
-
-    @property
-    def tokens(self) -> int:
-        """Count the padded tokens that run."""
-        if self.shares:
-            return self.packs * self.prompt_width + self.rows * self.width
-        return self.rows * self.row_width
-
-    @property
-    def work(self) -> float:
-        """Return the cost of the tokens, and of those that fill up their chunks."""
-        if self.shares:
-            return self.packs * _filled(self.prompt_width, self.chunk) + self.rows * _filled(self.width, self.chunk)
-        return self.rows * _filled(self.row_width, self.chunk)
-
-    @property
-    def pairs(self) -> int:
-        """Count the query-key pairs of one attention head."""
-        if self.shares:
-            return self.packs * self.prompt_width**2 + self.rows * self.width * (self.prompt_width + self.width)
-        return self.rows * self.row_width**2
-
-    def fits(self, budget: Budget, costs: Costs, side_by_side: int = 1) -> bool:
-        """Tell whether so many of them take no more memory than a micro-batch may."""
-        held = self.tokens
-        limit = float(budget.tokens)
-        if self.shares:
-            held = self.work + self.rows * PROMPT_COPY * self.prompt_width
-            limit = budget.rows * _filled(budget.width, self.chunk)
-        fits_pairs = side_by_side * self.pairs <= costs.most_pairs(budget)
-        return fits_pairs and side_by_side * self.tokens <= budget.tokens and side_by_side * held <= limit
-
-    def cost(self, costs: Costs) -> float:
-        """Return the cost of a micro-batch."""
-        if self.shares:
-            return self.work + costs.pair * self.pairs + 2 * costs.forward
-        # Causal attention leaves out half of the pairs.
-        return self.work + costs.pair * self.pairs / 2 + costs.forward
-
-
-def _filled(width: int, chunk: int) -> float:
-    return width + FILLING * (-width % chunk)
-
-
-def _extent(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> _Extent:
-    extents = [reduce(_of_one_prompt, (_Extent.of(rows[i], costs) for i in pack)) for pack in batch]
-    return reduce(_of_other_prompts, extents)
-
-
-def _cost_from_states(rows: Sequence[Row], plan: Sequence[MicroBatch], costs: Costs) -> float:
-    return sum(_extent(rows, batch, costs).cost(costs) for batch in plan)
-
-
-def _of_one_prompt(a: _Extent, b: _Extent) -> _Extent:
-    return a.joined(b, same_prompt=True)
-
-
-def _of_other_prompts(a: _Extent, b: _Extent) -> _Extent:
-    return a.joined(b, same_prompt=False)
-
-
-def _plan_from_states(
-    rows: Sequence[Row], groups: Sequence[list[int]], slots: int | None, budget: Budget, costs: Costs
-) -> list[MicroBatch] | None:
-    """Find micro-batches of completions that start from the states of their prompt; `None` where they do not fit."""
-    for side_by_side in [2**k for k in range(budget.rows.bit_length())]:
-        packs: list[Pack] = []
-        for group in groups:
-            longest_first = sorted(group, key=lambda i: -rows[i].completion_length)
-            extents = [_Extent.of(rows[i], costs) for i in longest_first]
-            for part in _cheapest_parts(extents, _of_one_prompt, budget, replace(costs, forward=0.0), side_by_side):
-                packs.append(tuple(longest_first[part.start : part.stop]))
-        packs.sort(key=lambda pack: (-rows[pack[0]].unshared_length, -rows[pack[0]].prompt_length, *pack))
-        extents = [_extent(rows, [pack], costs) for pack in packs]
-        # A price on each micro-batch is raised until they are few enough, or cannot get fewer.
-        forward = max(costs.forward, 1.0)
-        while forward < 4 * len(packs) * budget.tokens:
-            parts = _cheapest_parts(extents, _of_other_prompts, budget, replace(costs, forward=forward))
-            if slots is None or len(parts) <= slots:
-                return [packs[part.start : part.stop] for part in parts]
-            forward *= 4
-    return None
-
-
-def _cheapest_parts(
-    extents: Sequence[_Extent],
-    joined: Callable[[_Extent, _Extent], _Extent],
-    budget: Budget,
-    costs: Costs,
-    side_by_side: int = 1,
-) -> list[range]:
-    """Cut extents into contiguous parts, so many of which fit, at the least cost. Each fits by itself, at least alone.
-
-    Dynamic programming over the end of the last part, as in [`_cheapest_cut`].
-    """
-    best = [(0.0, 0)]  # for the first k extents: the cost, and the start of the last part
-    for end in range(1, len(extents) + 1):
-        extent = extents[end - 1]
-        options = [(best[end - 1][0] + extent.cost(costs), end - 1)]
-        for start in reversed(range(end - 1)):
-            extent = joined(extents[start], extent)
-            if not extent.fits(budget, costs, side_by_side):
-                break
-            options.append((best[start][0] + extent.cost(costs), start))
-        best.append(min(options))
-    parts = []
-    end = len(extents)
-    while end:
-        parts.append(range(best[end][1], end))
-        end = best[end][1]
-    return parts[::-1]

@@ -26,13 +26,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch, Row, shared_length
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.branches import Prompts
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -82,22 +85,6 @@ class MaskForm:
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Prompts that run before the rows of a forward, and hand them their states.
-
-    Args:
-        input_ids, attention_mask, position_ids (`torch.Tensor` of shape `(P, L)`, int64): Padded on the left, so that
-            states and hidden states at the last position are those of whole prompts.
-        of_row (`torch.Tensor` of shape `(N,)`, int64): The place of each row's prompt among them.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    position_ids: torch.Tensor
-    of_row: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Packed:
     """The inputs of one forward, and where each row's log-probabilities come out.
 
@@ -126,7 +113,7 @@ class Packed:
     sources: torch.Tensor
     scored: torch.Tensor
     row_counts: torch.Tensor | None = None
-    prompts: Prompts | None = None
+    prompts: "Prompts | None" = None
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
         """Put per-token values `(1, n)` into the padded layout `(B, T)`: 0 where nothing was scored. Keeps the
@@ -222,30 +209,31 @@ def pack_rows(
         if batch:  # the two tokens that run otherwise belong to no row
             row_counts = torch.stack([line.row_counts(width) for line in lines])
         row_counts = row_counts.to(device)
-    return Packed(
+    return packed_with_scores(
+        tokens,
+        rows,
+        places_of_row,
         input_ids=packed_ids.to(device),
         attention_mask=packed_mask,
         position_ids=positions,
         row_counts=row_counts,
-        **scores_of(tokens, rows, places_of_row),
     )
 
 
-class Scores(TypedDict):
-    """Fields of [`Packed`] that say where the log-probability of each token comes out."""
+def packed_with_scores(
+    tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[int, Sequence[int]], **inputs: Any
+) -> Packed:
+    """Return the inputs of a forward with where the log-probabilities come out.
 
-    predictors: torch.Tensor
-    targets: torch.Tensor
-    sources: torch.Tensor
-    scored: torch.Tensor
-
-
-def scores_of(tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[int, Sequence[int]]) -> Scores:
-    """Return where the log-probabilities come out, by the places that predict the tokens of each row's completion."""
+    Args:
+        tokens ([`TokenBatch`]), rows (`Sequence[Row]`): The padded layout, and its rows.
+        places_of_row (`Mapping[int, Sequence[int]]`): The positions that predict the completion of each row that runs.
+        inputs: The other fields of [`Packed`].
+    """
     # A score is the position that predicts and the token that it predicts. Rows that share both share the score.
-    scores_of_row = {
-        row: list(zip(places, rows[row].completion, strict=True)) for row, places in places_of_row.items()
-    }
+    scores_of_row = {}
+    for row, places in places_of_row.items():
+        scores_of_row[row] = list(zip(places, rows[row].completion, strict=True))
     scores = sorted(set(itertools.chain.from_iterable(scores_of_row.values())))
     place_of_score = {score: place for place, score in enumerate(scores)}
 
@@ -258,12 +246,13 @@ def scores_of(tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[in
         scored[row] = is_token[row]
     predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
     device = tokens.input_ids.device
-    return {
-        "predictors": predictors.to(device),
-        "targets": targets.unsqueeze(0).to(device),
-        "sources": sources.to(device),
-        "scored": scored.to(device),
-    }
+    return Packed(
+        predictors=predictors.to(device),
+        targets=targets.unsqueeze(0).to(device),
+        sources=sources.to(device),
+        scored=scored.to(device),
+        **inputs,
+    )
 
 
 class Line:

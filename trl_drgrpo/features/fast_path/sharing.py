@@ -22,7 +22,7 @@ from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
-from trl_drgrpo.upstream.prompt_cache import has_running_states
+from trl_drgrpo.upstream.kv_cache import has_running_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -62,29 +62,19 @@ FORKS = {3: (0, 20), 4: (3, 30)}
 # Windows that layers cut by place in the row, whatever mask they get (GPT-Neo): in a pack a branch would not see its
 # prompt. They are longer than the rows of the self-test and made when the model is, so it cannot see them.
 _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window", "local_attention_window_len")
-DELTA_RULE_CHUNK = 64  # an argument of transformers' function, and of no configuration
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
 def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multiple: int = 1) -> Costs:
     """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     speeds = DEVICES.get(device, ELSEWHERE)
-    return Costs(
-        pair=speeds.attention * relative_pair_cost(config),
-        forward=speeds.forward,
-        share_prompts=share_prompts,
-        multiple=multiple,
-        apart=attends_apart(device),
-        free_width=speeds.free_width,
-        chunk=state_chunk(config) if share_prompts and starts_from_states(config) else 0,
-    )
+    pair = speeds.attention * relative_pair_cost(config)
+    chunk = 0
+    if share_prompts and starts_from_states(config):
+        from trl_drgrpo.features.fast_path.branch_planner import state_chunk
 
-
-def state_chunk(config: "PreTrainedConfig") -> int:
-    """Return the tokens that running states go through at once; where nothing is said, as in the gated delta rule."""
-    text = config.get_text_config()
-    sizes = [getattr(text, name, None) for name in ("chunk_size", "mamba_chunk_size")]
-    return next((size for size in sizes if size), DELTA_RULE_CHUNK)
+        chunk = state_chunk(config)
+    return Costs(pair, speeds.forward, share_prompts, multiple, attends_apart(device), speeds.free_width, chunk)
 
 
 def starts_from_states(config: "PreTrainedConfig") -> bool:

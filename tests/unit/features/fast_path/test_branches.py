@@ -2,6 +2,8 @@
 what goes wrong."""
 
 import itertools
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tiny_families import configuration_with_states
 from transformers import AutoModelForCausalLM
 
 from trl_drgrpo.features.fast_path.branch_agreement import why_not_branched
-from trl_drgrpo.features.fast_path.branches import branch_rows, prompts_first
+from trl_drgrpo.features.fast_path.branches import branch_rows
 from trl_drgrpo.features.fast_path.pack_layout import pack_rows, scored_only
 from trl_drgrpo.features.fast_path.sharing import starts_from_states
 from trl_drgrpo.upstream import prompt_cache
@@ -22,6 +24,7 @@ FAMILIES = ("Lfm2", "Qwen3_5Text", "NemotronH", "FalconH1")
 PROMPTS = (70, 1, 19)
 # Completions of one token, shorter than a kernel, and longer than a chunk.
 COMPLETIONS = ((66, 1, 3, 2), (5, 5), (1, 1))
+ALONE = SimpleNamespace(in_lockstep=False, router_balance=None)
 PACKS = [(0, 1, 2, 3), (4, 5), (6, 7)]
 
 
@@ -47,7 +50,8 @@ def log_probs(model, packed):
     inputs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
     if packed.position_ids is not None:
         inputs["position_ids"] = packed.position_ids
-    with prompts_first(model.base_model, packed), scored_only(model.base_model, packed):
+    before = packed.prompts.run_first(model.base_model) if packed.prompts else nullcontext()
+    with before, scored_only(model.base_model, packed):
         logits = model(**inputs, use_cache=False).logits
     return logits.log_softmax(-1).gather(-1, packed.targets.unsqueeze(-1)).squeeze(-1)
 
@@ -113,7 +117,7 @@ def test_layers_that_run_again_in_backward_have_the_same_gradient(family, tokeni
 
 
 def why_not(model):
-    return why_not_branched(model, lambda packed: log_probs(model, packed))
+    return why_not_branched(ALONE, model, lambda packed: log_probs(model, packed))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "OlmoHybrid", "Bamba"])
@@ -178,6 +182,18 @@ def test_the_self_test_sees_what_happens_to_a_state(family, kind, change, tokeni
 )
 def test_models_that_cannot_start_from_states_have_a_reason(family, reason, tokenizer):
     assert why_not(model_of(family, tokenizer)).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("in_lockstep", True, "ranks with a part of the model run one forward at a time"),
+        ("router_balance", object(), "the load-balancing loss reads the router in one forward"),
+    ],
+)
+def test_two_forwards_in_one_are_not_run_where_something_counts_forwards(field, value, reason, tokenizer):
+    trainer = SimpleNamespace(**{**vars(ALONE), field: value})
+    assert why_not_branched(trainer, model_of("Lfm2", tokenizer), None) == reason
 
 
 def test_reentrant_checkpointing_is_refused(tokenizer):

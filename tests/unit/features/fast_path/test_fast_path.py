@@ -144,25 +144,6 @@ def test_all_ranks_share_prompts_or_none(reason, together, trainer, monkeypatch,
     assert (str(reason) in caplog.text) is (reason is not None)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "reason"),
-    [
-        (None, None, None),
-        ("in_lockstep", True, "ranks with a part of the model"),
-        ("router_balance", object(), "the load-balancing loss reads the router"),
-    ],
-)
-def test_two_forwards_in_one_are_not_run_where_something_counts_forwards(place, value, reason, trainer, monkeypatch):
-    monkeypatch.setattr(fast_path, "starts_from_states", lambda config: True)
-    monkeypatch.setattr(fast_path, "why_not_branched", lambda *arguments: None)
-    if place == "in_lockstep":
-        monkeypatch.setattr(DrGRPOTrainer, place, value)
-    elif place:
-        change(monkeypatch, trainer, place, value)
-    assert trainer.fast_path._can_share_prompts(trainer.model) is (reason is None)
-    assert (reason or "yes") in trainer.fast_path.speed.facts()["shared prompts"]
-
-
 # Generation
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_rows import generation_batches
 
 from trl_drgrpo.features.fast_path import micro_batch_planner
 from trl_drgrpo.features.fast_path.micro_batch_planner import (
@@ -17,29 +18,12 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import (
     processed_tokens,
 )
 
-
-@st.composite
-def generation_batches(draw):
-    """Rows in groups that share a prompt, and a geometry that stock TRL could run them in."""
-    group = draw(st.integers(1, 4))
-    rows = []
-    for prompt in range(draw(st.integers(1, 5))):
-        prompt_length = draw(st.integers(1, 30))
-        for _ in range(group):
-            rows.append(Row(prompt, prompt_length, draw(st.integers(0, 40)), draw(st.booleans())))
-    divisors = [n for n in range(1, len(rows) + 1) if len(rows) % n == 0]
-    per_batch = draw(st.sampled_from(divisors))
-    width = max(row.prompt_length for row in rows) + max(row.completion_length for row in rows)
-    return rows, len(rows) // per_batch, Budget(per_batch, width)
-
-
 costs = st.builds(
     Costs, pair=st.sampled_from([0.0, 1e-3, 0.1]), forward=st.sampled_from([1.0, 64.0]), share_prompts=st.booleans()
 )
-from_states = costs.map(lambda costs: replace(costs, share_prompts=True, chunk=16))
 
 
-@given(generation_batches(), costs | from_states)
+@given(generation_batches(), costs)
 def test_every_live_row_runs_exactly_once_within_slots_and_budget(batch, costs):
     rows, slots, budget = batch
     plan = plan_window(rows, slots, budget, costs)
@@ -191,39 +175,3 @@ def test_packs_that_do_not_fit_are_made_smaller_first():
 def test_rows_that_cannot_fit_are_an_error():
     with pytest.raises(ValueError, match="3 rows do not fit into 1 micro-batches of 20 tokens"):
         plan_window([Row(i, 5, 5) for i in range(3)], 1, Budget(2, 10))
-
-
-# Completions that start from the states of their prompt.
-
-
-def test_completions_start_from_states_only_where_that_is_cheaper():
-    costs = Costs(forward=32.0, share_prompts=True, chunk=64)
-    long_prompts = [Row(prompt, 512, 64) for prompt in "ab" for _ in range(8)]
-    (batch,) = plan_window(long_prompts, 2, Budget(8, 576), costs)
-    assert sorted(map(sorted, batch)) == [list(range(8)), list(range(8, 16))]
-    assert processed_tokens(long_prompts, batch, costs) == 2 * 512 + 16 * 63
-    # A prompt and its completion fill a chunk as a completion alone does.
-    short_prompts = [Row("a", 60, 64) for _ in range(8)]
-    assert plan_window(short_prompts, 2, Budget(8, 124), replace(costs, chunk=256)) == [[(i,) for i in range(8)]]
-
-
-def test_rows_hold_copies_of_their_prompt():
-    """2,048 tokens and 16 of each row are 2,304, less than stock TRL's 4,160. But a row holds as much as 256 tokens in
-    keys and values of its prompt, so seven of them fit."""
-    rows = [Row("a", 2048, 17) for _ in range(16)]
-    plan = plan_window(rows, 4, Budget(2, 2080), Costs(share_prompts=True, chunk=16))
-    assert max(len(pack) for batch in plan for pack in batch) == 7
-
-
-def test_long_and_short_completions_of_a_prompt_are_not_padded_to_each_other():
-    rows = [Row("a", 100, length) for length in (1000, 20, 20, 1000, 20, 20)]
-    plan = plan_window(rows, 2, Budget(6, 1100), Costs(forward=32.0, share_prompts=True, chunk=16))
-    assert sorted(sorted(pack) for batch in plan for pack in batch) == [[0, 3], [1, 2, 4, 5]]
-
-
-@given(generation_batches(), from_states)
-def test_states_cost_no_more_than_rows_alone(batch, costs):
-    rows, slots, budget = batch
-    plans = [plan_window(rows, slots, budget, each) for each in (costs, replace(costs, share_prompts=False, chunk=0))]
-    totals = [micro_batch_planner._cost_from_states(rows, plan, costs) for plan in plans]
-    assert totals[0] <= totals[1] * (1 + 1e-12)
