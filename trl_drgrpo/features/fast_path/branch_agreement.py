@@ -8,7 +8,7 @@ by their gradient. The control, in which prompts are exchanged, must differ: it 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,8 @@ from trl_drgrpo.upstream.prompt_cache import checkpointed_layers, why_no_branche
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
+
 # The rows of the self-test, by prompt: completions of one token, shorter than a convolution, and of equal lengths.
 PROMPT_TOKENS = (19, 12, 14)
 COMPLETION_TOKENS = ((36, 1, 3), (48, 2), (20, 20))
@@ -32,15 +34,8 @@ ALONE: Sequence[MicroBatch] = ([(row,) for row in range(7)],)
 Outcome = tuple[torch.Tensor, torch.Tensor]  # log-probabilities (B, T), and a gradient
 
 
-class RunsForwards(Protocol):
-    """A trainer, by what forbids two forwards in one."""
-
-    in_lockstep: bool
-    router_balance: object | None
-
-
 def why_not_branched(
-    trainer: RunsForwards,
+    trainer: "TrainerProtocol",
     model: "PreTrainedModel",
     log_probs: Callable[[Packed], torch.Tensor],
     dtype: torch.dtype | None = None,
@@ -48,7 +43,7 @@ def why_not_branched(
     """Return the reason why completions cannot start from the states of their prompt; `None` when they can.
 
     Args:
-        trainer ([`RunsForwards`]): The trainer.
+        trainer ([`TrainerProtocol`]): The trainer.
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
         log_probs (`Callable`): `(1, n)` log-probabilities of a pack's targets under this model.
         dtype (`torch.dtype`, *optional*): Dtype that it computes in, if not that of its weights (autocast).
