@@ -40,14 +40,15 @@ class _Notes:
 class _PromptLayer:
     """Layer of a cache that takes notes of prompts and shows none of them.
 
-    A layer that runs again in backward writes again. The first notes stay: branches have read those.
+    A layer that runs again in backward writes again, but then the notes have been handed on. They must not stay here:
+    their graph holds checkpointed layers, which hold this cache, and nothing in such a circle is ever freed.
     """
 
     _layer_type = None  # else transformers takes this class for the one of its kind
-    notes: _Notes
+    notes: _Notes | None
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        if self.notes.keys_and_values is None:
+        if self.notes:
             self.notes.keys_and_values = key_states, value_states
         return key_states, value_states
 
@@ -57,11 +58,13 @@ class _PromptLayer:
         size = conv_kernel_size or conv_states.size(-1)
         missing = max(0, size - conv_states.size(-1))  # of a prompt shorter than the kernel
         padded = torch.nn.functional.pad(conv_states, (missing, 0))
-        self.notes.conv_states.setdefault(state_idx, padded[..., -size:])
+        if self.notes:
+            self.notes.conv_states[state_idx] = padded[..., -size:]
         return padded
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        self.notes.recurrent_states.setdefault(state_idx, recurrent_states)
+        if self.notes:
+            self.notes.recurrent_states[state_idx] = recurrent_states
         return recurrent_states
 
 
@@ -164,13 +167,15 @@ def cache_of_branches(prompts: Any, prompt_of_row: torch.Tensor) -> Any:
     """Return a cache in which rows go on from prompts.
 
     Args:
-        prompts ([`~transformers.Cache`]): A [`cache_of_prompts`], after their forward.
+        prompts ([`~transformers.Cache`]): A [`cache_of_prompts`], after their forward. It hands its notes on.
         prompt_of_row (`torch.Tensor` of shape `(N,)`, int64): The place of each row's prompt among them.
     """
     layers = []
     for layer in prompts.layers:
         if type(layer) in _LAYERS_OF_BRANCHES:
-            layer = _made_of(layer, _LAYERS_OF_BRANCHES[type(layer)])
+            prompt_layer = layer
+            layer = _made_of(prompt_layer, _LAYERS_OF_BRANCHES[type(prompt_layer)])
+            prompt_layer.notes = None
             layer.prompt_of_row = prompt_of_row
             if isinstance(layer, LinearAttentionCacheLayerMixin):
                 layer.conv_states = _Copies(layer.notes.conv_states, prompt_of_row)

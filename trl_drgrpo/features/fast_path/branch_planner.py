@@ -19,11 +19,9 @@ from trl_drgrpo.features.fast_path.micro_batch_planner import plan_window as pla
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# In tokens: time and memory of a token that fills up a chunk, and memory of a row's copy of a prompt's token. Forward
-# and backward of Nemotron-H and Falcon-H1 with chunks of 128 and 256, and of Qwen3.5 and LFM2 (128 wide, 4 layers, one
-# CPU, 2026-11-27): beyond its tokens, a row took at most 0.7 of those that fill up its chunk, copies included.
+# Time and memory of a token that fills up a chunk, in tokens. Forward and backward of Nemotron-H and Falcon-H1 with
+# chunks of 128 and 256, and of Qwen3.5 (128 wide, 4 layers, CPU, 2026-11-27): at most 0.7.
 FILLING = 3 / 4
-PROMPT_COPY = 1 / 8
 DELTA_RULE_CHUNK = 64  # an argument of transformers' function, and of no configuration
 
 
@@ -97,14 +95,15 @@ class Extent:
         return self.rows * self.row_width**2
 
     def fits(self, budget: Budget, costs: Costs, side_by_side: int = 1) -> bool:
-        """Tell whether so many of them take no more memory than a micro-batch may."""
-        held = self.tokens
-        limit = float(budget.tokens)
-        if self.shares:
-            held = self.work + self.rows * PROMPT_COPY * self.prompt_width
-            limit = budget.rows * _filled(budget.width, self.chunk)
+        """Tell whether so many of them take no more memory than a micro-batch may.
+
+        No more rows than in stock TRL's micro-batch: so they hold no more keys, values and states, and score no more
+        tokens, whose logits may need the most memory of all.
+        """
+        fits_rows = side_by_side * self.rows <= budget.rows or not self.shares
+        fits_work = side_by_side * self.work <= budget.rows * _filled(budget.width, self.chunk)
         fits_pairs = side_by_side * self.pairs <= costs.most_pairs(budget)
-        return fits_pairs and side_by_side * self.tokens <= budget.tokens and side_by_side * held <= limit
+        return fits_rows and fits_work and fits_pairs and side_by_side * self.tokens <= budget.tokens
 
     def cost(self, costs: Costs) -> float:
         """Return the cost of a micro-batch."""

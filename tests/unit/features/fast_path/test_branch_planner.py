@@ -17,20 +17,19 @@ forwards = st.sampled_from([1.0, 64.0])
 def test_completions_start_from_states_only_where_that_is_cheaper():
     costs = Costs(forward=32.0, share_prompts=True, chunk=64)
     long_prompts = [Row(prompt, 512, 64) for prompt in "ab" for _ in range(8)]
-    (batch,) = plan_window(long_prompts, 2, Budget(8, 576), costs)
-    assert sorted(map(sorted, batch)) == [list(range(8)), list(range(8, 16))]
-    assert processed_tokens(long_prompts, batch, costs) == 2 * 512 + 16 * 63
+    plan = plan_window(long_prompts, 2, Budget(8, 576), costs)
+    assert [sorted(pack) for (pack,) in plan] == [list(range(8)), list(range(8, 16))]
+    assert processed_tokens(long_prompts, plan[0], costs) == 512 + 8 * 63
     # A prompt and its completion fill a chunk as a completion alone does.
     short_prompts = [Row("a", 60, 64) for _ in range(8)]
     assert plan_window(short_prompts, 2, Budget(8, 124), replace(costs, chunk=256)) == [[(i,) for i in range(8)]]
 
 
-def test_rows_hold_copies_of_their_prompt():
-    """2,048 tokens and 16 of each row are 2,304, less than stock TRL's 4,160. But a row holds as much as 256 tokens in
-    keys and values of its prompt, so seven of them fit."""
+def test_a_micro_batch_scores_no_more_rows_than_stock():
+    """2,048 tokens and 16 of each row are 2,304 of 4,160, but logits of 16 rows may need more than those of 2."""
     rows = [Row("a", 2048, 17) for _ in range(16)]
     plan = plan_window(rows, 8, Budget(2, 2080), Costs(share_prompts=True, chunk=16))
-    assert max(len(pack) for batch in plan for pack in batch) == 7
+    assert [[len(pack) for pack in batch] for batch in plan] == [[2]] * 8
 
 
 def test_long_and_short_completions_of_a_prompt_are_not_padded_to_each_other():
@@ -50,7 +49,7 @@ def test_every_live_row_runs_once_within_slots_and_budget_at_no_more_than_rows_a
     for micro_batch in plan:
         extent = extent_of(rows, micro_batch, costs)
         assert extent.tokens <= budget.tokens
-        assert not extent.shares or extent.pairs <= costs.most_pairs(budget)
+        assert not extent.shares or (extent.rows <= budget.rows and extent.pairs <= costs.most_pairs(budget))
         assert all(len({rows[i].prompt for i in pack}) == 1 for pack in micro_batch)
     alone = micro_batch_planner.plan_window(rows, slots, budget, Costs(pair, forward))
     assert cost_from_states(rows, plan, costs) <= cost_from_states(rows, alone, costs)
