@@ -1,17 +1,21 @@
 """Mixtures of experts, and other families than the tiny Qwen2 of all other tests: two steps, a card, a saved model."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
 from gradient_runs import EXACT, Watching, difference, gradients
+from peft import LoraConfig, get_peft_model
 from runs import assert_same_weights, logged, weights
 from tiny import InDouble, random_weights
 from tiny_families import DENSE, EXPERTS, configuration_with_states, tiny
 from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import DrGRPOTrainer
+from trl_drgrpo.features.fast_path.speed import SpeedPart
+from trl_drgrpo.host_proof.recording import LORA
 
 SAVES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
@@ -89,21 +93,47 @@ def test_models_with_sliding_windows_share_prompts_and_train_as_in_trls_micro_ba
         torch.testing.assert_close(weights(ours)[name], value, rtol=1e-4, atol=1e-6)
 
 
-# A state of its own beside attention, attention and state in one layer, convolutions alone.
-@pytest.mark.parametrize(
-    "family", ["Qwen3_5Text", pytest.param("FalconH1", marks=slow), pytest.param("Lfm2", marks=slow)]
-)
-def test_rows_of_running_states_are_skipped_and_trimmed_but_never_in_one_pack(family, tokenizer):
-    """In one pack, a row would go on from the state that another one has left."""
+# Longer than a chunk of the delta rule: behind shorter ones, completions fill up as many chunks as whole rows.
+LONGER_PROMPTS = Dataset.from_dict({"prompt": [3 * prompt for prompt in LONG_PROMPTS["prompt"]]})
 
-    def run(trainer_class, **settings):
+
+# A delta rule beside attention, Mamba 2 beside attention and in one layer with it, convolutions alone.
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Qwen3_5Text", {}),
+        ("Lfm2", {"num_iterations": 2, "beta": 0.1, "lora": True, "max_steps": 4}),
+        pytest.param("NemotronH", {"num_iterations": 2, "max_steps": 4}, marks=slow),
+        pytest.param("FalconH1", {"beta": 0.1}, marks=slow),
+        pytest.param("Lfm2", {"pad_to_multiple_of": 8}, marks=slow),
+    ],
+)
+def test_completions_start_from_the_states_of_their_prompt_and_never_from_each_others(family, settings, tokenizer):
+    def run(trainer_class, **more):
+        fields = {"max_steps": 2, **settings, **more}
+        lora = fields.pop("lora", False)
         model = random_weights(AutoModelForCausalLM.from_config, configuration_with_states(family, tokenizer)).double()
+        if lora:
+            model = random_weights(partial(get_peft_model, model), LoraConfig(**LORA)).double()
         with InDouble():
-            return gradients(trainer_class, {"max_steps": 2, **settings}, model=model, prompts=LONG_PROMPTS["prompt"])
+            return gradients(trainer_class, fields, model=model, prompts=LONGER_PROMPTS["prompt"], lora=lora)
 
     Watching.plans_seen = []
     ours = run(Watching)
-    packs = [pack for plan in Watching.plans_seen for pack in plan["packs"]]
-    assert packs
-    assert all(len(pack) == 1 for pack in packs)
+    assert max(len(pack) for plan in Watching.plans_seen if plan for pack in plan["packs"]) == 4
     assert difference(ours, run(DrGRPOTrainer, micro_batching="upstream")) <= EXACT
+
+
+def test_checkpointed_layers_start_from_states_too(train, tokenizer):
+    def run(**settings):
+        model = random_weights(AutoModelForCausalLM.from_config, configuration_with_states("Lfm2", tokenizer))
+        settings = {"optim": "sgd", "max_steps": 2, "data": LONGER_PROMPTS, "gradient_checkpointing": True, **settings}
+        return train(model=model, **settings)
+
+    ours, theirs = run(), run(micro_batching="upstream")
+    assert ours.fast_path.speed.uses[SpeedPart.SHARED_PROMPTS] > 0
+    for name, value in weights(theirs).items():
+        torch.testing.assert_close(weights(ours)[name], value, rtol=1e-4, atol=1e-6)
+    refused = run(gradient_checkpointing_kwargs={"use_reentrant": True})
+    assert refused.fast_path.speed.uses[SpeedPart.SHARED_PROMPTS] == 0
+    assert "from the states of a prompt" in refused.fast_path.speed.facts()[SpeedPart.SHARED_PROMPTS]

@@ -15,6 +15,9 @@ from trl_drgrpo.config.optional_parts import OPTIONS
 ON_USE = (
     "common.drawing",
     "config.step_preflight",
+    "features.fast_path.branch_agreement",
+    "features.fast_path.branch_planner",
+    "features.fast_path.branches",
     "features.fast_path.decoding.copied_rows",
     "features.fast_path.decoding.hybrid_layers",
     "features.fast_path.decoding.joined_adapters",
@@ -43,6 +46,7 @@ ON_USE = (
     "upstream.completion_tables",
     "upstream.lora_layers",
     "upstream.passed_terms",
+    "upstream.prompt_cache",
     "upstream.stop_strings",
     "upstream.vllm_adapters",
     "upstream.weight_sync",

@@ -45,7 +45,7 @@ _MOST = (
     (2, "num_experts_per_tok num_experts_per_token top_k_experts moe_topk"),
     (1, "n_group num_expert_group topk_group n_shared_experts num_shared_experts num_nextn_predict_layers"),
     # So few tokens that they matter within a completion.
-    (16, "sliding_window sliding_window_size attention_chunk_size attention_window_size"),
+    (16, "sliding_window sliding_window_size attention_chunk_size attention_window_size chunk_size mamba_chunk_size"),
     (8, "index_topk"),
 )
 WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}

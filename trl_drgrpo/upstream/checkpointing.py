@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from trl_drgrpo.upstream.kv_cache import without_adapters
 from trl_drgrpo.upstream.private_state import swapped
 
 # Of the options of checkpointing, those that the model takes. The others go to torch.
@@ -22,7 +23,7 @@ def checkpoints_as_configured(model: PreTrainedModel | PeftModel) -> Iterator[No
     switches checkpointing off while it generates or scores, and on again with all of them as options of torch's
     `checkpoint`, which refuses them in the next forward.
     """
-    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = without_adapters(model)
     enable = base.gradient_checkpointing_enable
 
     def enable_with_options(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-def _class(name: str, module: str = "transformers") -> Any:
+def class_named(name: str, module: str = "transformers") -> Any:
     """Return a class of transformers. A stand-in without methods where it is gone: the table below says so."""
     try:
         return getattr(import_module(module), name)
@@ -21,15 +21,15 @@ def _class(name: str, module: str = "transformers") -> Any:
         return type(name, (), {})
 
 
-_CACHE_UTILS = "transformers.cache_utils"
-AttentionInterface, PreTrainedModel = _class("AttentionInterface"), _class("PreTrainedModel")
-Cache, DynamicCache = _class("Cache"), _class("DynamicCache")
-CacheLayerMixin = _class("CacheLayerMixin", _CACHE_UTILS)
-DynamicLayer = _class("DynamicLayer", _CACHE_UTILS)
-DynamicSlidingWindowLayer = _class("DynamicSlidingWindowLayer", _CACHE_UTILS)
-GenerationConfig, GenerationMixin = _class("GenerationConfig"), _class("GenerationMixin")
-LinearAttentionCacheLayerMixin = _class("LinearAttentionCacheLayerMixin", _CACHE_UTILS)
-LinearAttentionLayer = _class("LinearAttentionLayer", _CACHE_UTILS)
+CACHE_UTILS = "transformers.cache_utils"
+AttentionInterface, PreTrainedModel = class_named("AttentionInterface"), class_named("PreTrainedModel")
+Cache, DynamicCache = class_named("Cache"), class_named("DynamicCache")
+CacheLayerMixin = class_named("CacheLayerMixin", CACHE_UTILS)
+DynamicLayer = class_named("DynamicLayer", CACHE_UTILS)
+DynamicSlidingWindowLayer = class_named("DynamicSlidingWindowLayer", CACHE_UTILS)
+GenerationConfig, GenerationMixin = class_named("GenerationConfig"), class_named("GenerationMixin")
+LinearAttentionCacheLayerMixin = class_named("LinearAttentionCacheLayerMixin", CACHE_UTILS)
+LinearAttentionLayer = class_named("LinearAttentionLayer", CACHE_UTILS)
 
 CACHE_NAMES = ("cache", "past_key_values")  # from 5.24 on, and before
 OTHER_CACHE_NAMES = ("cache_params", "state")  # of models that have nothing but running states
@@ -42,7 +42,7 @@ _ROW_BY_ROW = """
 """
 # Processors that look at a row and its scores alone. Others (a repetition penalty) hold something per row of the first
 # batch.
-ROW_BY_ROW = tuple(_class(name, "transformers.generation.logits_process") for name in _ROW_BY_ROW.split())
+ROW_BY_ROW = tuple(class_named(name, "transformers.generation.logits_process") for name in _ROW_BY_ROW.split())
 
 
 def cache_name(prepares_inputs: Callable[..., Any] | None = None) -> str | None:
@@ -60,11 +60,15 @@ def cache_of(output: Any) -> Any:
     return getattr(output, CACHE, None)
 
 
+def without_adapters(model: Any) -> Any:
+    """Return the model behind a wrapper of PEFT, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def why_no_cache(model: Any) -> str | None:
     """Return why a model cannot be handed a cache under the usual name; `None` where it can. A loop that does not hand
     on what Mamba and RWKV keep under names of their own would forget what came before."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # behind adapters
-    parameters = inspect.signature(inner.forward).parameters
+    parameters = inspect.signature(without_adapters(model).forward).parameters
     name = next((name for name in (CACHE, *OTHER_CACHE_NAMES) if name in parameters), CACHE)
     return None if name == CACHE else f"its forward takes a cache as {name}"
 
@@ -150,13 +154,22 @@ def why_no_dynamic_cache(config: Any) -> str | None:
     return why_no_selection(cache)
 
 
+def new_layers(config: Any) -> list[Any]:
+    """Return the layers of a new cache for a model of this configuration; none where it has a cache of its own."""
+    try:
+        return DynamicCache(config=config.get_text_config(decoder=True)).layers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+
+
 def selects_tokens(config: Any) -> bool:
     """Return whether a model of this configuration attends to tokens that an index selects (sparse attention)."""
-    try:
-        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return False
-    return any(hasattr(layer, "update_indexer") for layer in layers)
+    return any(hasattr(layer, "update_indexer") for layer in new_layers(config))
+
+
+def has_running_states(config: Any) -> bool:
+    """Return whether a model of this configuration keeps running states in its cache."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in new_layers(config))
 
 
 # By name: the owner of a method, and the parameters that it must take by name.

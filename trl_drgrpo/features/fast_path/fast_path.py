@@ -19,14 +19,21 @@ import torch
 from transformers import PreTrainedModel
 
 from trl_drgrpo.features.fast_path.decoding.decoder import shared_prefill
-from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch, plan_window
+from trl_drgrpo.features.fast_path.micro_batch_planner import Budget, Costs, MicroBatch
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows, rows_of, scored_only
 from trl_drgrpo.features.fast_path.rebatching import why_not_rebatched
-from trl_drgrpo.features.fast_path.sharing import costs_of, mask_form, rope_depends_on_width, why_not_shared
+from trl_drgrpo.features.fast_path.sharing import (
+    costs_of,
+    mask_form,
+    rope_depends_on_width,
+    starts_from_states,
+    why_not_shared,
+)
 from trl_drgrpo.features.fast_path.speed import GENERATION, TRAINING, Speed, SpeedPart
-from trl_drgrpo.features.fast_path.window import Window, WindowMetrics, plan_of, windows
+from trl_drgrpo.features.fast_path.window import Window, WindowMetrics, plan_of, planner_for, windows
 from trl_drgrpo.upstream.batches import CreditedBatch, Rollouts, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature, Metrics
+from trl_drgrpo.upstream.kv_cache import without_adapters
 from trl_drgrpo.upstream.private_state import swapped
 
 if TYPE_CHECKING:
@@ -48,8 +55,8 @@ class FastPath(Feature):
         self._rollouts_are_new = False
         self._old_log_probs_are_due = False
         self._window_metrics: WindowMetrics | None = None
-        self._costs: dict[int, Costs] = {}  # by the identity of a model
-        self._rebatches: dict[int, bool] = {}  # the same
+        self._costs: dict[tuple[int, bool], Costs] = {}  # by the identity of a model, and its checkpointing
+        self._rebatches: dict[int, bool] = {}  # by the identity of a model
         self.speed = Speed()
 
     # What may be done
@@ -161,7 +168,7 @@ class FastPath(Feature):
         return next((of_rank for of_rank in self.trainer.gathered([reason]) if of_rank), None)
 
     def _planned(self, micro_batches: list[Rollouts]) -> Sequence[Rollouts]:
-        costs = self._plan_costs()
+        costs = self._plan_costs(self.trainer.model)
         prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
         budget = Budget(len(completions), prompts.size(1) + completions.size(1))
         planned = [
@@ -202,27 +209,30 @@ class FastPath(Feature):
             "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
         }
 
-    def _plan_costs(self, model: PreTrainedModel | None = None) -> Costs:
-        """Cost model for the plans of a model; the policy by default. A reference may be made otherwise."""
-        model = self.trainer.model if model is None else model
-        if id(model) not in self._costs:
+    def _plan_costs(self, model: PreTrainedModel) -> Costs:
+        """Return the cost model for the plans of a model. A reference may be made otherwise than the policy."""
+        # Checkpointed layers see another cache, or none. TRL switches checkpointing off while it scores.
+        key = id(model), starts_from_states(model.config) and getattr(model, "is_gradient_checkpointing", False)
+        if key not in self._costs:
             shares = self.trainer.args.share_prompts and self._can_share_prompts(model)
             device = self.trainer.accelerator.device.type
-            self._costs[id(model)] = costs_of(model.config, device, shares, self._multiple)
-        return self._costs[id(model)]
+            self._costs[key] = costs_of(model.config, device, shares, self._multiple)
+        return self._costs[key]
 
     @property
     def _multiple(self) -> int:
         return int(self.trainer.args.pad_to_multiple_of or 1)
 
     def _can_share_prompts(self, model: PreTrainedModel) -> bool:
-        def log_probs(packed: Packed) -> torch.Tensor:
-            return self._score_packed(model, packed, False)[0]
-
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         reason = self.speed.barred.get(SpeedPart.SHARED_PROMPTS)
+        why_not = why_not_shared
+        if starts_from_states(unwrapped.config):
+            from trl_drgrpo.features.fast_path.branch_agreement import why_not_branched
+
+            why_not = partial(why_not_branched, self.trainer)
         if reason is None:
-            reason = why_not_shared(unwrapped, log_probs, self._reduced_dtype(model))
+            reason = why_not(unwrapped, partial(self._log_probs, model), self._reduced_dtype(model))
         if self.trainer.in_lockstep:  # all ranks or none: they run the same forwards
             reason = self._agreed(reason)
         self.speed.set(SpeedPart.SHARED_PROMPTS, reason)
@@ -246,17 +256,13 @@ class FastPath(Feature):
 
     def _why_not_rebatched(self, model: PreTrainedModel) -> str | None:
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
-        takes_positions = "position_ids" in inspect.signature(base.forward).parameters
-
-        def planned(packed: Packed) -> torch.Tensor:
-            return self._score_packed(model, packed, False)[0]
+        takes_positions = "position_ids" in inspect.signature(without_adapters(unwrapped).forward).parameters
 
         def padded(tokens: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
             more = {"position_ids": positions} if takes_positions else {}
             return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **more), tokens)[0]
 
-        return why_not_rebatched(unwrapped, planned, padded, self._reduced_dtype(model))
+        return why_not_rebatched(unwrapped, partial(self._log_probs, model), padded, self._reduced_dtype(model))
 
     # Scoring
 
@@ -308,7 +314,8 @@ class FastPath(Feature):
         if tokens.compute_entropy or not has_prompts:  # TRL asks for none here
             return self.trainer.score_as_trl(model, tokens)
         budget = Budget(tokens.batch_size or len(rows), tokens.input_ids.size(1))
-        plan = plan_window(rows, None, budget, self._plan_costs(model))
+        costs = self._plan_costs(model)
+        plan = planner_for(costs).plan_window(rows, None, budget, costs)
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
             plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
         nothing = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
@@ -319,19 +326,28 @@ class FastPath(Feature):
         self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
     ) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
-        if isinstance(form, str):  # packs have no branches then, and need no mask
-            form = MaskForm()
-        packed = pack_rows(tokens, packs, self.trainer.pad_token_id, self._multiple, form, whole)
+        layout = tokens, packs, self.trainer.pad_token_id, self._multiple
+        if isinstance(form, MaskForm):
+            packed = pack_rows(*layout, form, whole)
+        elif any(len(pack) > 1 for pack in packs):
+            from trl_drgrpo.features.fast_path.branches import branch_rows
+
+            packed = branch_rows(*layout)
+        else:  # packs have no branches, and need no mask
+            packed = pack_rows(*layout, whole=whole)
         self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
         if packed.row_counts is not None and self.trainer.router_balance is not None:
             self.trainer.router_balance.row_counts = packed.row_counts
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
 
+    def _log_probs(self, model: PreTrainedModel, packed: Packed) -> torch.Tensor:
+        return self._score_packed(model, packed, False)[0]
+
     def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
         """Score the targets, `(1, n)`, with TRL's function: the model in it runs the packs, not the ids TRL passes."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        backbone = without_adapters(unwrapped).base_model
         packs = {"input_ids": packed.input_ids, "attention_mask": packed.attention_mask}
         if packed.position_ids is not None:
             packs["position_ids"] = packed.position_ids
@@ -339,7 +355,9 @@ class FastPath(Feature):
             packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
         def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
-            with scored_only(backbone, packed):
+            before = packed.prompts.run_first(backbone) if packed.prompts else nullcontext()
+            # In this order: the positions of prompts are among those that are chosen.
+            with before, scored_only(backbone, packed):
                 return model(**packs, shift_labels=packed.targets, **kwargs)
 
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect

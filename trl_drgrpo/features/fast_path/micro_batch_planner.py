@@ -7,6 +7,7 @@ The plan uses that freedom to process as few tokens as possible:
 - rows without advantage are skipped (the caller says which);
 - completions of one prompt may be *packed* behind one copy of it, where that costs less than repeating it; prefixes
   that completions of a pack have in common, by design (forks) or by accident, run once too;
+- where layers hold running states, `branch_planner.py` plans two forwards: prompts, then completions as rows;
 - packs are sorted by length and cut into at most as many micro-batches as the window has slots, by dynamic
   programming over all contiguous cuts (greedy filling leaves two to three times the padding);
 - no micro-batch holds more padded tokens than the largest one of stock TRL would, nor, where packs are wide, more
@@ -95,6 +96,8 @@ class Costs:
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
         apart (`bool`, *optional*, defaults to `False`): True if branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
+        chunk (`int`, *optional*, defaults to `0`): Where completions start from the states of their prompt
+            (`branches.py`), so that each is a row of its own: the tokens that states go through at once.
         free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
             stock TRL's micro-batches. 0 unless the mask is all that attention stores per pair.
     """
@@ -105,6 +108,7 @@ class Costs:
     multiple: int = 1
     apart: bool = False
     free_width: int = 0
+    chunk: int = 0
 
     def most_pairs(self, budget: Budget) -> int:
         """Return the most query-key pairs of one attention head that a micro-batch may hold."""

@@ -9,6 +9,9 @@ starts at position 0 and ends with its own last token:
   branch.
   A sliding window is one more condition: an ancestor's position must be less than a window away.
 
+Where layers hold a running state, a later branch would go on from the state of an earlier one. There, prompts run by
+themselves and each completion is a row that starts from the states of its prompt (`branches.py`).
+
 The last token of a completion predicts nothing and does not run, unless every token counts in a loss of its own
 (`router_balance.py`). One position may predict several tokens, where a
 branch follows. A token that several rows share is scored once, and their gradients add up there.
@@ -20,16 +23,19 @@ to them. (TRL's head does so by itself on GPUs; elsewhere it scores prompts and 
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch, Row, shared_length
 from trl_drgrpo.features.fast_path.tree_mask import TreeMask, attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.branches import Prompts
 
 IGNORED = -100  # the label that TRL's head leaves out
 
@@ -85,8 +91,8 @@ class Packed:
     Args:
         input_ids (`torch.Tensor` of shape `(N, W)`, int64): Tokens of N packs, padded on the right.
         attention_mask (`torch.Tensor` or `dict`): `(N, W)` of ones, or, where a pack has branches, `(N, 1, W, W)` in
-            the model's [`MaskForm`]; a [`TreeMask`] where branches attend apart.
-        position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where a pack has branches.
+            the model's [`MaskForm`]; a [`TreeMask`] where branches attend apart; `(N, L + W)` behind `prompts`.
+        position_ids (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Only where rows share a prompt.
         predictors (`torch.Tensor` of shape `(n,)`, int64): Flat positions in `(N, W)` whose output predicts a token,
             ascending; as often as different tokens follow.
         targets (`torch.Tensor` of shape `(1, n)`, int64): The token each predicts; -100: none.
@@ -95,6 +101,8 @@ class Packed:
         scored (`torch.Tensor` of shape `(B, T)`, bool): Tokens that have a place.
         row_counts (`torch.Tensor` of shape `(N, W)`, int64, *optional*): Rows that contain each token; 0 for padding.
             Only where whole rows run.
+        prompts ([`Prompts`], *optional*): Where rows are completions alone. The last positions of the P prompts then
+            come before those of `(N, W)`.
     """
 
     input_ids: torch.Tensor
@@ -105,6 +113,7 @@ class Packed:
     sources: torch.Tensor
     scored: torch.Tensor
     row_counts: torch.Tensor | None = None
+    prompts: "Prompts | None" = None
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
         """Put per-token values `(1, n)` into the padded layout `(B, T)`: 0 where nothing was scored. Keeps the
@@ -181,23 +190,11 @@ def pack_rows(
         lines = [Line((0,), [Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)])]
     width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
 
-    # A score is the position that predicts and the token that it predicts. Rows that share both share the score.
-    scores_of_row: dict[int, list[tuple[int, int]]] = {}
+    places_of_row = {}
     if batch:
         for number, line in enumerate(lines):
             for row, places in line.predictors.items():
-                positions_in_batch = (number * width + place for place in places)
-                scores_of_row[row] = list(zip(positions_in_batch, rows[row].completion, strict=True))
-    scores = sorted(set(itertools.chain.from_iterable(scores_of_row.values())))
-    place_of_score = {score: place for place, score in enumerate(scores)}
-
-    # The t-th token of a completion need not stand in column t: a mask may have holes.
-    is_token = tokens.attention_mask[:, -tokens.completion_width :].cpu().bool()
-    sources = torch.zeros(is_token.shape, dtype=torch.long)
-    scored = torch.zeros_like(is_token)
-    for row, row_scores in scores_of_row.items():
-        sources[row, is_token[row]] = torch.tensor([place_of_score[score] for score in row_scores], dtype=torch.long)
-        scored[row] = is_token[row]
+                places_of_row[row] = [number * width + place for place in places]
 
     packed_ids = torch.tensor([line.ids + [pad_token_id] * (width - len(line.ids)) for line in lines])
     packed_mask: Any = torch.ones_like(packed_ids, device=device)
@@ -212,16 +209,49 @@ def pack_rows(
         if batch:  # the two tokens that run otherwise belong to no row
             row_counts = torch.stack([line.row_counts(width) for line in lines])
         row_counts = row_counts.to(device)
-    predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
-    return Packed(
+    return packed_with_scores(
+        tokens,
+        rows,
+        places_of_row,
         input_ids=packed_ids.to(device),
         attention_mask=packed_mask,
         position_ids=positions,
+        row_counts=row_counts,
+    )
+
+
+def packed_with_scores(
+    tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[int, Sequence[int]], **inputs: Any
+) -> Packed:
+    """Return the inputs of a forward with where the log-probabilities come out.
+
+    Args:
+        tokens ([`TokenBatch`]), rows (`Sequence[Row]`): The padded layout, and its rows.
+        places_of_row (`Mapping[int, Sequence[int]]`): The positions that predict the completion of each row that runs.
+        inputs: The other fields of [`Packed`].
+    """
+    # A score is the position that predicts and the token that it predicts. Rows that share both share the score.
+    scores_of_row = {}
+    for row, places in places_of_row.items():
+        scores_of_row[row] = list(zip(places, rows[row].completion, strict=True))
+    scores = sorted(set(itertools.chain.from_iterable(scores_of_row.values())))
+    place_of_score = {score: place for place, score in enumerate(scores)}
+
+    # The t-th token of a completion need not stand in column t: a mask may have holes.
+    is_token = tokens.attention_mask[:, -tokens.completion_width :].cpu().bool()
+    sources = torch.zeros(is_token.shape, dtype=torch.long)
+    scored = torch.zeros_like(is_token)
+    for row, row_scores in scores_of_row.items():
+        sources[row, is_token[row]] = torch.tensor([place_of_score[score] for score in row_scores], dtype=torch.long)
+        scored[row] = is_token[row]
+    predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
+    device = tokens.input_ids.device
+    return Packed(
         predictors=predictors.to(device),
         targets=targets.unsqueeze(0).to(device),
         sources=sources.to(device),
         scored=scored.to(device),
-        row_counts=row_counts,
+        **inputs,
     )
 
 

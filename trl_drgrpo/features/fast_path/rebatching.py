@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
 from trl_drgrpo.features.fast_path.sharing import AGREEMENT, FAILURES, computing_dtype
@@ -42,7 +41,7 @@ def why_not_rebatched(
     if selects_tokens(model.config):
         return "its attention selects tokens by an index, which depends on the width of a batch"
     tokens = _rows(model.config.get_text_config().vocab_size, model.device)
-    packed = pack_rows(tokens, _alone(tokens))
+    packed = pack_rows(tokens, [(row,) for row in range(len(PROMPT_TOKENS))])  # each row alone
     with torch.no_grad(), without_noise(model):
         try:
             expected = padded(tokens, (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0))
@@ -66,8 +65,3 @@ def _rows(vocabulary: int, device: torch.device) -> TokenBatch:
     is_completion = torch.arange(right) < completions
     mask = torch.cat([is_prompt, is_completion], dim=1).long()
     return TokenBatch(ids.to(device), mask.to(device), right)
-
-
-def _alone(tokens: TokenBatch) -> MicroBatch:
-    """Each row a pack of its own."""
-    return [(row,) for row in range(tokens.input_ids.size(0))]

@@ -27,6 +27,7 @@ from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.window import PLAN
 from trl_drgrpo.upstream.batches import EXPERT_WEIGHTS, ScoredTokens, TokenBatch, unknown_keys
 from trl_drgrpo.upstream.hooks import Feature
+from trl_drgrpo.upstream.kv_cache import without_adapters
 
 _FIELD = "router_aux_scope"
 _TRL_SCOPE = "'micro_batch', TRL's scope"
@@ -103,7 +104,7 @@ class RouterBalance(Feature):
         """Read the router in the one forward inside the block. It runs padded rows, or packs that set `row_counts`."""
         self.row_counts = row_counts
         unwrapped = self.trainer.accelerator.unwrap_model(model)
-        backbone = (unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped).base_model
+        backbone = without_adapters(unwrapped).base_model
 
         # The backbone is asked, not the model: that would compute its own loss, with a mask that packs do not have.
         def ask(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,8 @@ outside is taken as it is, so a sliding window must be part of it ([`MaskForm`])
 scores. So sharing is used only after a numerical self-test on the model itself: rows alone against rows packed, some
 of them forks, with a control (the same pack without its block mask) that must differ. For the test a sliding window is
 made so short that a mask without it would differ, too.
+
+Models with running states share prompts in another way (`branches.py`), with a self-test of its own.
 """
 
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import MaskForm, Packed, pack_rows
 from trl_drgrpo.features.fast_path.tree_mask import attends_apart
 from trl_drgrpo.upstream.batches import TokenBatch
+from trl_drgrpo.upstream.kv_cache import has_running_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -66,7 +69,17 @@ def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multi
     """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     speeds = DEVICES.get(device, ELSEWHERE)
     pair = speeds.attention * relative_pair_cost(config)
-    return Costs(pair, speeds.forward, share_prompts, multiple, attends_apart(device), speeds.free_width)
+    chunk = 0
+    if share_prompts and starts_from_states(config):
+        from trl_drgrpo.features.fast_path.branch_planner import state_chunk
+
+        chunk = state_chunk(config)
+    return Costs(pair, speeds.forward, share_prompts, multiple, attends_apart(device), speeds.free_width, chunk)
+
+
+def starts_from_states(config: "PreTrainedConfig") -> bool:
+    """Tell whether completions share a prompt by its states, if at all, and not by a block mask."""
+    return isinstance(mask_form(config), str) and has_running_states(config)
 
 
 def relative_pair_cost(config: "PreTrainedConfig") -> float:

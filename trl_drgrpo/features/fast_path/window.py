@@ -7,17 +7,17 @@ types only, so that a checkpoint can hold it.
 
 import math
 from itertools import chain
+from types import ModuleType
 from typing import NotRequired, TypedDict
 
 import torch
 
+from trl_drgrpo.features.fast_path import micro_batch_planner
 from trl_drgrpo.features.fast_path.micro_batch_planner import (
     Budget,
     Costs,
     MicroBatch,
     pack_length,
-    plan_window,
-    processed_tokens,
 )
 from trl_drgrpo.features.fast_path.pack_layout import rows_of
 from trl_drgrpo.upstream.batches import (
@@ -107,7 +107,7 @@ class Window:
         live = None if whole else is_live(self.inputs, skip).tolist()
         self.rows = rows_of(token_batch(self.inputs), live, whole)
         self.costs = costs
-        self.plan = plan_window(self.rows, self.slots, budget, costs)
+        self.plan: list[MicroBatch] = planner_for(costs).plan_window(self.rows, self.slots, budget, costs)
 
     def summary(self) -> WindowSummary:
         """Return numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the window."""
@@ -181,6 +181,7 @@ class Window:
         """Count tokens that run, those of them that are no padding, tokens that stock TRL would run, and rows."""
         width = self.inputs["prompt_ids"].size(1) + self.inputs["completion_ids"].size(1)
         packs = list(chain.from_iterable(self.plan))
+        processed_tokens = planner_for(self.costs).processed_tokens
         return {
             "processed": sum(processed_tokens(self.rows, batch, self.costs) for batch in self.plan),
             "useful": sum(pack_length(self.rows, pack) for pack in packs),
@@ -188,6 +189,15 @@ class Window:
             "rows": len(self.rows),
             "run": sum(map(len, packs)),
         }
+
+
+def planner_for(costs: Costs) -> ModuleType:
+    """Return the planner for the way in which a model shares prompts."""
+    if costs.chunk:
+        from trl_drgrpo.features.fast_path import branch_planner
+
+        return branch_planner
+    return micro_batch_planner
 
 
 def is_live(inputs: Rollouts, skip: bool) -> torch.Tensor:

@@ -117,7 +117,7 @@ def rollouts(completions):
 def test_every_rank_scores_rollouts_in_as_many_forwards(more, together, trainer, monkeypatch):
     one = together()
     monkeypatch.setattr(trainer, "gathered", lambda values: [*values, type(values[0])(more or True)])
-    one._costs[id(trainer.model)] = Costs()
+    one._costs[id(trainer.model), False] = Costs()
     run = []
 
     def score(model, tokens, packs):
