@@ -107,7 +107,7 @@ def test_every_call_of_the_other_studies_is_there():
     )
     runs = read("chat_model")["runs"]
     complete = {(run["task"], run["seed"]) for run in runs}
-    assert {task for task, _ in complete} == set(chat_model.TASKS)
+    assert {task for task, _ in complete} == set(chat_model.SETTINGS["tasks"])
     arms = (chat_model.OURS, *chat_model.OTHERS)
     assert runs_of("chat_model", "task", "seed", "arm") == sorted((*call, arm) for call in complete for arm in arms)
     for module in (probe, variance):
