@@ -57,19 +57,15 @@ SETTINGS: dict[str, Any] = {
     "different_prompts": 1024,
     "held_out": 24,
     "answers": 4,  # to each held-out question, in an evaluation
-    "learning_rates": {
-        OURS: [1e-4, 3e-4, 6e-4],
-        "switches": [3e-4, 6e-4, 1e-3],
-    },  # TRL's default takes that of switches
-    "chosen": {OURS: 3e-4, "switches": 6e-4},
-    "grid_tasks": ["letter"],
+    "learning_rates": {OURS: 3e-4, "switches": 6e-4},
+    "grid": [  # task, arm, learning rate, seconds
+        *(["letter", OURS, rate, 60] for rate in (1e-4, 3e-4, 6e-4)),
+        *(["letter", "switches", rate, 60] for rate in (3e-4, 6e-4, 1e-3)),
+        *(["larger", OURS, rate, 30] for rate in (3e-4, 1e-3)),
+    ],
     "grid_seeds": [100],
     "grid_evaluations": [1 / 4, 1 / 2, 1],
-    "same_rate": {
-        "larger": [0, 1],
-        "letter": [0, 1],
-        "json": [0],
-    },  # seeds of stock TRL with the learning rate of ours
+    "same_rate": {"larger": [0, 1], "letter": [0, 1], "json": [0]},  # seeds; stock TRL with the rate of ours
 }
 QUICK = {
     "tasks": {"letter": {"arms": [OURS, "switches"], "longest": 3}},
@@ -80,7 +76,7 @@ QUICK = {
     "different_prompts": 4,
     "held_out": 2,
     "answers": 1,
-    "learning_rates": {OURS: [1e-3], "switches": [1e-3]},
+    "grid": [["letter", OURS, 1e-3, 0.1]],
     "same_rate": {"letter": [0]},
 }
 
@@ -291,25 +287,27 @@ def alone(function: Callable[..., list[Row]], *call: Any) -> list[Row]:
 
 def train(
     starts: Mapping[str, float],
-    best: Mapping[str, float],
+    rates: Mapping[str, float],
     settings: dict[str, Any],
     folder: Path,
     seed: int,
     task: str,
     arm: str,
     rate: float | None = None,
+    budget: float | None = None,
 ) -> list[Row]:
-    """Train one arm with one seed until its CPU seconds are used up; with a `rate`, those of the grid.
+    """Train one arm with one seed until its CPU seconds are used up; with a `rate` and a `budget`, a run of the grid.
 
     Returns:
-        `list[dict]`: One row: `learning_rate`; per evaluation `seconds` of CPU time and `pass_rate`; per step
-            `step_seconds`, `peak_bytes` and `lengths`, the number and the tokens of correct and of incorrect answers;
-            optimizer `steps`; `evaluation_seconds` of CPU time.
+        `list[dict]`: One row: `learning_rate`; `budget` in seconds; per evaluation `seconds` of CPU time and
+            `pass_rate`; per step `step_seconds`, `peak_bytes` and `lengths`, the number and the tokens of correct and
+            of incorrect answers; optimizer `steps`; `evaluation_seconds` of CPU time.
     """
-    shares = settings["evaluations" if rate is None else "grid_evaluations"]
-    due = [settings["seconds"] * share for share in shares]
-    learning_rate = best[arm] if rate is None else rate
-    run: Row = {"task": task, "arm": arm, "seed": seed, "learning_rate": learning_rate}
+    shares = settings["evaluations" if budget is None else "grid_evaluations"]
+    seconds = settings["seconds"] if budget is None else budget
+    due = [seconds * share for share in shares]
+    learning_rate = rates[arm] if rate is None else rate
+    run: Row = {"task": task, "arm": arm, "seed": seed, "learning_rate": learning_rate, "budget": seconds}
     run |= {"seconds": [0.0], "pass_rate": [starts[task]], "step_seconds": [], "peak_bytes": [], "lengths": []}
     evaluation_seconds = []
 
@@ -364,14 +362,9 @@ def length_counts(correct: Sequence[bool], completion_ids: Sequence[Sequence[int
 def measure(run: Run) -> None:
     settings = run.settings
     starts = {task: run.once(f"start_{task}", partial(start, task, settings)) for task in settings["tasks"]}
-    calls = [
-        (seed, task, arm, rate)
-        for seed, task in product(settings["grid_seeds"], settings["grid_tasks"])
-        for arm, rates in settings["learning_rates"].items()
-        for rate in rates
-    ]
-    run.each("grid", ("seed", "task", "arm", "learning_rate"), calls, partial(alone, train, starts, {}))
-    rates = settings["chosen"]
+    calls = [(seed, *entry) for seed, entry in product(settings["grid_seeds"], settings["grid"])]
+    run.each("grid", ("seed", "task", "arm", "learning_rate", "budget"), calls, partial(alone, train, starts, {}))
+    rates = settings["learning_rates"]
     calls = [
         (seed, task, arm)
         for seed in run.seeds
@@ -394,9 +387,9 @@ def start(task: str, settings: dict[str, Any]) -> float:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def mean_accuracy(run: Row, results: Results) -> float:
+def mean_accuracy(run: Row) -> float:
     """Mean accuracy over the CPU seconds of a run, in percent."""
-    return 100 * mean_height(run, results["settings"]["seconds"], "seconds")
+    return 100 * mean_height(run, run["budget"], "seconds")
 
 
 def final_accuracy(run: Row) -> float:
@@ -413,12 +406,12 @@ class Comparison:
 
     Args:
         title (`str`): Its name in tables and sentences.
-        value (`Callable`): From a run of ours, one of the other arm with the same seed, and the results to a number.
+        value (`Callable`): From a run of ours and one of the other arm with the same seed to a number.
         even (`float`): The number that means no difference.
     """
 
     title: str
-    value: Callable[[Row, Row, Results], float]
+    value: Callable[[Row, Row], float]
     even: float = 0.0
 
 
@@ -430,15 +423,15 @@ def mean_step(run: Row) -> float:
 COMPARISONS = [
     Comparison(
         "mean accuracy over the run, ours minus the other's, in points",
-        lambda own, other, results: mean_accuracy(own, results) - mean_accuracy(other, results),
+        lambda own, other: mean_accuracy(own) - mean_accuracy(other),
     ),
     Comparison(
         "final accuracy, ours minus the other's, in points",
-        lambda own, other, results: final_accuracy(own) - final_accuracy(other),
+        lambda own, other: final_accuracy(own) - final_accuracy(other),
     ),
     Comparison(
         "CPU seconds of a step, the other's over ours",
-        lambda own, other, results: mean_step(other) / mean_step(own),
+        lambda own, other: mean_step(other) / mean_step(own),
         even=1.0,
     ),
 ]
@@ -459,7 +452,7 @@ def compare(results: Results, comparison: Comparison) -> dict[str, Interval]:
         values_of_all: list[float] = []
         for task in results["settings"]["tasks"]:
             pairs = paired_runs(results, task, arm, part)
-            values = [comparison.value(own, other, results) for own, other in pairs]
+            values = [comparison.value(own, other) for own, other in pairs]
             values_of_all += values
             if values:
                 intervals[f"{TASKS[task].title}, {label}"] = interval(values)
@@ -507,7 +500,7 @@ def _task_table(results: Results, task: str) -> str:
                 str(interval(map(mean_step, runs))),
                 interval(statistics.fmean(run["peak_bytes"]) / 1e9 for run in runs).text(2),
                 str(interval(map(final_accuracy, runs))),
-                str(interval(mean_accuracy(run, results) for run in runs)),
+                str(interval(mean_accuracy(run) for run in runs)),
                 *(spread(times(results, task, share)[arm]) for share in goals),
             ]
         )
@@ -544,13 +537,14 @@ def _grid_table(results: Results) -> str:
         [
             f"{TASKS[row['task']].title}, {ARMS[row['arm']].label}",
             f"{row['learning_rate']:.0e}",
+            str(row["budget"]),
             str(row["steps"]),
-            f"{mean_accuracy(row, results):.1f}",
+            f"{mean_accuracy(row):.1f}",
             f"{final_accuracy(row):.1f}",
         ]
-        for row in sorted(results["grid"], key=lambda row: (row["task"], row["arm"]))
+        for row in results["grid"]
     ]
-    head = ["learning rates tried", "learning rate", "steps", "mean accuracy, %", "final accuracy, %"]
+    head = ["learning rates tried", "learning rate", "CPU s", "steps", "mean accuracy, %", "final accuracy, %"]
     return table(head, rows)
 
 

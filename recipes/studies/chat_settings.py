@@ -42,14 +42,10 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 3e-4,
 }
 QUICK = {
-    "tasks": {
-        "letter": {"longest": 3, "tokens": 40},
-        "lines": {"longest": 4, "tokens": 40},
-        "json": {"longest": 3, "tokens": 40},
-    },
+    "tasks": {"lines": {"longest": 4, "tokens": 40}},
     "evaluations": 1,
-    "num_generations": 4,
-    "different_prompts": 64,
+    "num_generations": 2,
+    "different_prompts": 4,
     "held_out": 2,
     "answers": 1,
 }

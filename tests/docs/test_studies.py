@@ -51,7 +51,7 @@ SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace"
     [
         *FAST,
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-        pytest.param("chat_model", marks=WITH_THE_MODEL),
+        *(pytest.param(name, marks=WITH_THE_MODEL) for name in ("chat_model", "chat_settings")),
     ],
 )
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
