@@ -123,7 +123,7 @@ def draw_numbers(rng: random.Random) -> Question:
 @lru_cache(maxsize=1)
 def words() -> list[str]:
     """Words of four to seven letters that are one token: the model reads no letters, it has to know them."""
-    tokens = AutoTokenizer.from_pretrained(smollm2_folder()).get_vocab()
+    tokens = chat_tokenizer().get_vocab()
     return sorted(token[1:] for token in tokens if re.fullmatch("Ġ[a-z]{4,7}", token))
 
 
@@ -222,15 +222,27 @@ def pass_rates(
     batch_size: int,
 ) -> list[float]:
     """Share of correct answers to each question, of `count` sampled ones. Each call draws the same random numbers."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder())
+    rates = []
+    for answer, samples in zip(answers, sampled_ids(model, conversations, count, longest, batch_size), strict=True):
+        texts = chat_tokenizer().batch_decode(samples, skip_special_tokens=True)
+        rates.append(statistics.fmean(is_correct(text, answer) for text in texts))
+    return rates
+
+
+def sampled_ids(
+    model: Any, conversations: Sequence[Any], count: int, longest: int, batch_size: int
+) -> list[list[Sequence[int]]]:
+    """Token ids of `count` sampled answers to each conversation."""
+    tokenizer = chat_tokenizer()
     encoded = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, return_dict=True)
     requests = [Request(tuple(ids), count, longest, True, 0) for ids in encoded["input_ids"]]
     sampler = model_sampler(model, tokenizer, Decoding(longest), batch_size)
-    rates = []
-    for answer, samples in zip(answers, sampler(requests), strict=True):
-        texts = tokenizer.batch_decode([sample.token_ids for sample in samples], skip_special_tokens=True)
-        rates.append(statistics.fmean(is_correct(text, answer) for text in texts))
-    return rates
+    return [[sample.token_ids for sample in samples] for samples in sampler(requests)]
+
+
+@lru_cache(maxsize=1)
+def chat_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(smollm2_folder())
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------

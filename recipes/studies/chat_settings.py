@@ -1,15 +1,16 @@
 """What do single settings change in the training of a pretrained chat model?
 
 Question: which findings on tiny models show on a real one (SmolLM2-135M-Instruct, LoRA on all linear layers)? Arms,
-each against plain training of the same task: a base in 4 bits (NF4); a divisor ten times as large; a learning rate a
-tenth as large; dynamic sampling; forks; a reward for each line; the share of correct lines as the outcome. Tasks: the
-first letter of a word and two numbers as JSON, as in `chat_model.py`; the first letters of two words, a line each.
-Every run ends at the same number of generated tokens, and those of groups that are dropped count. Measure: held-out
-accuracy, sampled at temperature 1, as a mean over the tokens and at the end. Rule: that of all studies, for runs of
-the same seed.
+each against plain training of the same task: a divisor ten times as large; a base in 4 bits (NF4); a reward for each
+line; the share of the written lines that are correct, as the outcome. Tasks: the first letter of a word, as in
+`chat_model.py`; the first letters of two words, a line each. Every run ends at the same number of generated tokens.
+Measure: held-out accuracy, sampled at temperature 1, as a mean over the tokens and at the end. Rule: that of all
+studies, for runs of the same seed. Before training, answers to a question without examples say what an update of each
+objective would do to their lengths.
 """
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
-from chat_model import TASKS, accuracy, alone, is_correct, length_counts, start, take_peak, training_rows
+from chat_model import (
+    TASKS,
+    accuracy,
+    alone,
+    chat_tokenizer,
+    is_correct,
+    length_counts,
+    sampled_ids,
+    start,
+    take_peak,
+    training_rows,
+)
 from small_models import Evaluations, mean_height, small_trainer
+from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import lora_preset
+from trl_drgrpo.check.bias import Rollouts, push_table, pushes
+from trl_drgrpo.demo.larger import make_larger_dataset
 from trl_drgrpo.demo.pace import draw_pace
 from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.demo.task import PROCESS_SETTINGS
@@ -31,7 +47,6 @@ SETTINGS: dict[str, Any] = {
     "tasks": {  # most tokens of an answer, tokens that a run generates
         "letter": {"longest": 6, "tokens": 800},
         "lines": {"longest": 8, "tokens": 1_600},
-        "json": {"longest": 20, "tokens": 2_400},
     },
     "evaluations": 2,  # the one before training not counted
     "prompts": 2,
@@ -40,6 +55,7 @@ SETTINGS: dict[str, Any] = {
     "held_out": 24,
     "answers": 4,  # to each held-out question, in an evaluation
     "learning_rate": 3e-4,
+    "lengths": {"prompts": 48, "num_generations": 8, "longest": 32, "batch": 8},  # before training
 }
 QUICK = {
     "tasks": {"lines": {"longest": 4, "tokens": 40}},
@@ -48,6 +64,7 @@ QUICK = {
     "different_prompts": 4,
     "held_out": 2,
     "answers": 1,
+    "lengths": {"prompts": 4, "num_generations": 2, "longest": 4, "batch": 2},
 }
 
 
@@ -58,38 +75,29 @@ class Arm:
     Args:
         label (`str`): Its name in tables.
         fields (`dict`, *optional*): What it sets in the configuration.
-        rate_factor (`float`, *optional*): By which it multiplies the learning rate.
         in_4_bits (`bool`, *optional*): Whether the base is quantized (NF4).
-        lines (`str`, *optional*): `"steps"`: lines are rewarded beside the outcome; `"share"`: the share of correct
-            lines is the outcome.
+        lines (`str`, *optional*): `"steps"`: lines are rewarded beside the outcome; `"share"`: the share of the
+            written lines that are correct is the outcome.
     """
 
     label: str
     fields: dict[str, Any] = field(default_factory=dict)
-    rate_factor: float = 1.0
     in_4_bits: bool = False
     lines: str = ""
 
 
 MAX_NORM = 1.0  # of a gradient, the default of `max_grad_norm`; longer ones are clipped
 PLAIN = "plain"
-LARGE_DIVISOR = "divisor"
 ARMS: dict[str, dict[str, Arm]] = {
     "letter": {
         PLAIN: Arm("plain"),
-        LARGE_DIVISOR: Arm("divisor L = 60 in the place of 6", {"loss_normalizer": 60}),
-        "rate": Arm("learning rate divided by 10", rate_factor=0.1),
+        "divisor": Arm("divisor L = 60 in the place of 6", {"loss_normalizer": 60}),
         "4 bits": Arm("base in 4 bits (NF4)", in_4_bits=True),
-        "dynamic": Arm("`dynamic_sampling: true`", {"dynamic_sampling": True}),
     },
     "lines": {
         PLAIN: Arm("plain: 1 if both lines are correct"),
-        "share": Arm("the share of correct lines as the outcome", lines="share"),
+        "share": Arm("the share of the written lines that are correct, as the outcome", lines="share"),
         "steps": Arm("plain, and 1 for each correct line", PROCESS_SETTINGS, lines="steps"),
-    },
-    "json": {
-        PLAIN: Arm("plain"),
-        "forks": Arm('`forks: 2`, `step_separator: ["tokens:5"]`', {"forks": 2, "step_separator": ["tokens:5"]}),
     },
 }
 
@@ -136,7 +144,7 @@ def reward_lines(steps: Sequence[Sequence[str]], answer: Sequence[str], **column
 
 
 def reward_share(texts: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """Outcome reward: the share of correct lines."""
+    """Outcome reward: the share of the written lines that are correct. One correct line is enough for all of it."""
     steps = [text.strip().split("\n") for text in texts]
     return list(map(statistics.fmean, reward_lines(steps, answer)))
 
@@ -186,7 +194,7 @@ def train(
         settings["prompts"],
         settings["num_generations"],
         seed=seed,
-        learning_rate=settings["learning_rate"] * options.rate_factor,
+        learning_rate=settings["learning_rate"],
         max_completion_length=longest,
         max_steps=10_000,
         peft_config=lora_preset("lora"),
@@ -198,8 +206,32 @@ def train(
     return [run | {"steps": len(run["step_seconds"])}]
 
 
+def free_answers(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Answers of the model as it is to "Which is larger, 73 or 25?", without examples and as long as it likes.
+
+    Returns:
+        `dict`: Per answer, those to a question one after the other: `lengths` in tokens; `stopped`, by itself;
+            `correct`, if the larger number is the only one in it.
+    """
+    sizes = settings["lengths"]
+    questions = make_larger_dataset(sizes["prompts"])
+    conversations = [[{"role": "user", "content": prompt}] for prompt in questions["prompt"]]
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder())
+    rows = sampled_ids(model, conversations, sizes["num_generations"], sizes["longest"], batch_size=48)
+    tokenizer = chat_tokenizer()
+    answers: dict[str, list[Any]] = {"lengths": [], "stopped": [], "correct": []}
+    for samples, expected in zip(rows, questions["answer"], strict=True):
+        for ids in samples:
+            numbers = re.findall(r"\d+", tokenizer.decode(ids, skip_special_tokens=True))
+            answers["lengths"].append(len(ids))
+            answers["stopped"].append(ids[-1] == tokenizer.eos_token_id)
+            answers["correct"].append(numbers == [expected])
+    return answers
+
+
 def measure(run: Run) -> None:
     settings = run.settings
+    run.once("free_answers", partial(free_answers, settings))
     starts = {task: run.once(f"start_{task}", partial(start, task, settings)) for task in settings["tasks"]}
     calls = [(seed, task, arm) for seed in run.seeds for task in settings["tasks"] for arm in ARMS[task]]
     run.each("runs", ("seed", "task", "arm"), calls, partial(alone, partial(train, starts)))
@@ -232,12 +264,36 @@ def against_plain(results: Results, task: str, arm: str) -> Interval:
 
 
 def report(results: Results) -> list[str]:
-    return [_task_table(results, task) for task in results["settings"]["tasks"]]
+    return [*(_task_table(results, task) for task in results["settings"]["tasks"]), *_length_tables(results)]
+
+
+def _length_tables(results: Results) -> list[str]:
+    """Lengths of the free answers, and what an update of each objective would do to them."""
+    sizes = results["settings"]["lengths"]
+    answers = results["free_answers"]
+    lengths = np.array(answers["lengths"])
+    stopped = np.array(answers["stopped"])
+    correct = np.array(answers["correct"])
+    rows = []
+    for role, chosen in (("correct", correct), ("incorrect", ~correct)):
+        cut_off = 100 * (1 - stopped[chosen].mean())
+        rows.append([role, str(chosen.sum()), f"{lengths[chosen].mean():.1f}", f"{cut_off:.0f}"])
+    batch = sizes["batch"] * sizes["num_generations"]
+    batches = []
+    for first in range(0, len(lengths), batch):
+        part = slice(first, first + batch)
+        rewards = correct[part].astype(float)
+        batches.append(
+            Rollouts(rewards, correct[part], lengths[part], sizes["num_generations"], sizes["longest"], stopped[part])
+        )
+    head = ["free answers, before training", "number", "mean tokens", "cut off, %"]
+    return [table(head, rows), push_table(pushes(batches))]
 
 
 def _task_table(results: Results, task: str) -> str:
-    head = [TASKS[task].title, "steps", "mean accuracy over the tokens, %", "minus plain, points", "final accuracy, %"]
-    head += ["CPU s a step", "peak memory of a step, GB", "gradient norm, median", "steps clipped, %"]
+    head = [TASKS[task].title, "steps", "mean accuracy over the tokens, %", "minus plain, points"]
+    head += ["accuracy halfway, %", "final accuracy, %"]
+    head += ["CPU s a step", "peak memory of a step, GB", "gradient norm, median", "steps clipped"]
     rows = []
     for arm, runs in by_arm(results, task).items():
         norms = [norm for run in runs for norm in run["grad_norms"] if norm]
@@ -248,11 +304,12 @@ def _task_table(results: Results, task: str) -> str:
                 mean(run["steps"] for run in runs),
                 str(interval(mean_accuracy(run, results) for run in runs)),
                 difference,
+                str(interval(100 * run["pass_rate"][1] for run in runs)),
                 str(interval(map(final_accuracy, runs))),
                 str(interval(statistics.fmean(run["step_seconds"]) for run in runs)),
                 interval(statistics.fmean(run["peak_bytes"]) / 1e9 for run in runs).text(2),
-                f"{statistics.median(norms):.2f}",
-                f"{100 * statistics.fmean(norm > MAX_NORM for norm in norms):.0f}",
+                f"{statistics.median(norms):.2f}" if norms else "no signal",
+                str(sum(norm > MAX_NORM for norm in norms)),
             ]
         )
     return table(head, rows)
@@ -265,6 +322,8 @@ def conclude(results: Results) -> str:
             if arm != PLAIN:
                 differences[f"{TASKS[task].title}: {ARMS[task][arm].label}"] = against_plain(results, task, arm)
     of_several_runs = {label: value for label, value in differences.items() if value.half_width < math.inf}
+    if not of_several_runs:
+        return ""
     return (
         compared("Mean accuracy over the tokens, minus plain, in points", of_several_runs) if of_several_runs else ""
     )
