@@ -276,6 +276,8 @@ def _length_tables(results: Results) -> list[str]:
     correct = np.array(answers["correct"])
     rows = []
     for role, chosen in (("correct", correct), ("incorrect", ~correct)):
+        if not chosen.any():
+            continue
         cut_off = 100 * (1 - stopped[chosen].mean())
         rows.append([role, str(chosen.sum()), f"{lengths[chosen].mean():.1f}", f"{cut_off:.0f}"])
     batch = sizes["batch"] * sizes["num_generations"]
