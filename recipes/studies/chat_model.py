@@ -6,10 +6,12 @@ changes two lines? Arms: ours; stock TRL with both switches of Dr. GRPO (`loss_t
 word, two numbers as JSON. A prompt is a conversation that shows solved examples; without them the model is hardly ever
 correct. The reward is 1 if the whole answer is the expected one, else 0: nothing else pays. Model, prompts, seeds and
 settings are the same in every arm. A run ends with the step in which its CPU seconds are used up; evaluations do not
-count. The learning rate of all runs is the one of two with which ours has the highest mean accuracy on the larger of
-two numbers, on a seed that the study itself does not use. Measure: accuracy on held-out questions, sampled at
-temperature 1, over process CPU seconds of one thread. A run has a process of its own; arms are interleaved. Rule: that
-of all studies, for runs of the same seed; the pairs of all tasks are also taken together.
+count. Learning rates come from runs of 60 seconds on the first letter of a word, three rates for ours and three for
+TRL with both switches, on a seed that the study itself does not use. Each arm has a rate that this grid does not tell
+apart from the best one. Some runs of stock TRL have the rate of ours, so that steps can be compared; its default
+objective has only those. Measure: accuracy on held-out questions, sampled at temperature 1, over process CPU seconds
+of one thread. A run has a process of its own. Rule: that of all studies, for runs of the same seed; the pairs of all
+tasks are also taken together.
 """
 
 import json
@@ -27,7 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, table
+from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, rows_of, table
 from pace import ARMS, SHARES, by_arm, spread, target, times
 from small_models import mean_height, small_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -44,9 +46,9 @@ SYSTEM_PROMPT = "Be brief."
 
 SETTINGS: dict[str, Any] = {
     "tasks": {  # most tokens of an answer
-        "larger": {"arms": [OURS, *OTHERS], "longest": 8},
-        "letter": {"arms": [OURS, *OTHERS], "longest": 6},
-        "json": {"arms": [OURS, *OTHERS], "longest": 20},
+        "larger": {"arms": [OURS, "switches"], "longest": 8},
+        "letter": {"arms": [OURS, "switches"], "longest": 6},
+        "json": {"arms": [OURS, "switches"], "longest": 20},
     },
     "seconds": 60,  # of CPU time that a run trains
     "evaluations": [1 / 12, 1 / 4, 1 / 2, 1],  # shares of these seconds; the one before training not counted
@@ -55,14 +57,18 @@ SETTINGS: dict[str, Any] = {
     "different_prompts": 1024,
     "held_out": 24,
     "answers": 4,  # to each held-out question, in an evaluation
-    "learning_rates": [3e-4, 1e-3],
-    "grid_tasks": ["larger"],
+    "learning_rates": {OURS: 3e-4, "switches": 6e-4},
+    "grid": [  # task, arm, learning rate, seconds
+        *(["letter", OURS, rate, 60] for rate in (1e-4, 3e-4, 6e-4)),
+        *(["letter", "switches", rate, 60] for rate in (3e-4, 6e-4, 1e-3)),
+        *(["larger", OURS, rate, 30] for rate in (3e-4, 1e-3)),
+    ],
     "grid_seeds": [100],
-    "grid_seconds": 30,
-    "grid_evaluations": [1 / 2, 1],
+    "grid_evaluations": [1 / 4, 1 / 2, 1],
+    "same_rate": {"larger": [0, 1], "letter": [0, 1], "json": [0]},  # seeds; stock TRL with the rate of ours
 }
 QUICK = {
-    "tasks": {"letter": {"arms": [OURS, *OTHERS], "longest": 3}},
+    "tasks": {"letter": {"arms": [OURS, "switches"], "longest": 3}},
     "seconds": 0.1,
     "evaluations": [1],
     "prompts": 1,
@@ -70,9 +76,8 @@ QUICK = {
     "different_prompts": 4,
     "held_out": 2,
     "answers": 1,
-    "learning_rates": [1e-3],
-    "grid_tasks": ["letter"],
-    "grid_seconds": 0.1,
+    "grid": [["letter", OURS, 1e-3, 0.1]],
+    "same_rate": {"letter": [0]},
 }
 
 
@@ -118,7 +123,7 @@ def draw_numbers(rng: random.Random) -> Question:
 @lru_cache(maxsize=1)
 def words() -> list[str]:
     """Words of four to seven letters that are one token: the model reads no letters, it has to know them."""
-    tokens = AutoTokenizer.from_pretrained(smollm2_folder()).get_vocab()
+    tokens = chat_tokenizer().get_vocab()
     return sorted(token[1:] for token in tokens if re.fullmatch("Ġ[a-z]{4,7}", token))
 
 
@@ -132,6 +137,11 @@ def draw_pair(rng: random.Random) -> Question:
     return Question(f"{first}, {second}", json.dumps({"min": min(first, second), "max": max(first, second)}))
 
 
+def draw_two_words(rng: random.Random) -> Question:
+    first, second = rng.sample(words(), 2)
+    return Question(f'First letters of "{first}" and "{second}"?', f"{first[0]}\n{second[0]}")
+
+
 TASKS = {
     "larger": Task("larger of two numbers", draw_numbers, (Question("Larger: 59 or 63?", "63"),)),
     "letter": Task(
@@ -140,6 +150,14 @@ TASKS = {
         (Question('First letter of "table"?', "t"), Question('First letter of "circle"?', "c")),
     ),
     "json": Task("smaller and larger as JSON", draw_pair, (Question("70, 18", '{"min": 18, "max": 70}'),)),
+    "lines": Task(  # of `chat_settings.py`
+        "first letters of two words, a line each",
+        draw_two_words,
+        (
+            Question('First letters of "table" and "circle"?', "t\nc"),
+            Question('First letters of "green" and "mountain"?', "g\nm"),
+        ),
+    ),
 }
 
 
@@ -204,15 +222,27 @@ def pass_rates(
     batch_size: int,
 ) -> list[float]:
     """Share of correct answers to each question, of `count` sampled ones. Each call draws the same random numbers."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder())
+    rates = []
+    for answer, samples in zip(answers, sampled_ids(model, conversations, count, longest, batch_size), strict=True):
+        texts = chat_tokenizer().batch_decode(samples, skip_special_tokens=True)
+        rates.append(statistics.fmean(is_correct(text, answer) for text in texts))
+    return rates
+
+
+def sampled_ids(
+    model: Any, conversations: Sequence[Any], count: int, longest: int, batch_size: int
+) -> list[list[Sequence[int]]]:
+    """Token ids of `count` sampled answers to each conversation."""
+    tokenizer = chat_tokenizer()
     encoded = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, return_dict=True)
     requests = [Request(tuple(ids), count, longest, True, 0) for ids in encoded["input_ids"]]
     sampler = model_sampler(model, tokenizer, Decoding(longest), batch_size)
-    rates = []
-    for answer, samples in zip(answers, sampler(requests), strict=True):
-        texts = tokenizer.batch_decode([sample.token_ids for sample in samples], skip_special_tokens=True)
-        rates.append(statistics.fmean(is_correct(text, answer) for text in texts))
-    return rates
+    return [[sample.token_ids for sample in samples] for samples in sampler(requests)]
+
+
+@lru_cache(maxsize=1)
+def chat_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(smollm2_folder())
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
@@ -261,34 +291,35 @@ def take_peak() -> int:
     return 1024 * int(peak[1]) if peak else 0
 
 
-def train_alone(*call: Any) -> list[Row]:
-    """Do the same as [`train`] in a process of its own, whose memory no earlier run has touched."""
+def alone(function: Callable[..., list[Row]], *call: Any) -> list[Row]:
+    """Call a function in a process of its own, whose memory no earlier run has touched."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:  # forked: nothing is imported again
-        return pool.submit(train, *call).result()
+        return pool.submit(function, *call).result()
 
 
 def train(
     starts: Mapping[str, float],
-    best: float,
+    rates: Mapping[str, float],
     settings: dict[str, Any],
     folder: Path,
     seed: int,
     task: str,
     arm: str,
     rate: float | None = None,
+    budget: float | None = None,
 ) -> list[Row]:
-    """Train one arm with one seed until its CPU seconds are used up; with a `rate`, those of the grid.
+    """Train one arm with one seed until its CPU seconds are used up; with a `rate` and a `budget`, a run of the grid.
 
     Returns:
-        `list[dict]`: One row: `learning_rate`; per evaluation `seconds` of CPU time and `pass_rate`; per step
-            `step_seconds`, `peak_bytes` and `lengths`, the number and the tokens of correct and of incorrect answers;
-            optimizer `steps`; `evaluation_seconds` of CPU time.
+        `list[dict]`: One row: `learning_rate`; `budget` in seconds; per evaluation `seconds` of CPU time and
+            `pass_rate`; per step `step_seconds`, `peak_bytes` and `lengths`, the number and the tokens of correct and
+            of incorrect answers; optimizer `steps`; `evaluation_seconds` of CPU time.
     """
-    part = "" if rate is None else "grid_"
-    seconds = settings[part + "seconds"]
-    due = [seconds * share for share in settings[part + "evaluations"]]
-    learning_rate = best if rate is None else rate
-    run: Row = {"task": task, "arm": arm, "seed": seed, "learning_rate": learning_rate}
+    shares = settings["evaluations" if budget is None else "grid_evaluations"]
+    seconds = settings["seconds"] if budget is None else budget
+    due = [seconds * share for share in shares]
+    learning_rate = rates[arm] if rate is None else rate
+    run: Row = {"task": task, "arm": arm, "seed": seed, "learning_rate": learning_rate, "budget": seconds}
     run |= {"seconds": [0.0], "pass_rate": [starts[task]], "step_seconds": [], "peak_bytes": [], "lengths": []}
     evaluation_seconds = []
 
@@ -301,15 +332,10 @@ def train(
     def reward(
         completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], answer: Sequence[str], **columns: Any
     ) -> list[float]:
-        counts = {True: [0, 0], False: [0, 0]}
-        rewards = []
-        for completion, ids, expected in zip(completions, completion_ids, answer, strict=True):
-            correct = is_correct(completion[0]["content"], expected)
-            counts[correct][0] += 1
-            counts[correct][1] += len(ids)
-            rewards.append(float(correct))
-        run["lengths"].append(counts[True] + counts[False])
-        return rewards
+        texts = [completion[0]["content"] for completion in completions]
+        correct = [is_correct(text, expected) for text, expected in zip(texts, answer, strict=True)]
+        run["lengths"].append(length_counts(correct, completion_ids))
+        return list(map(float, correct))
 
     trainer = small_trainer(
         Path(smollm2_folder()),
@@ -332,21 +358,37 @@ def train(
     return [run | {"steps": len(run["step_seconds"]), "evaluation_seconds": round(sum(evaluation_seconds), 1)}]
 
 
+def length_counts(correct: Sequence[bool], completion_ids: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of correct answers and their tokens, and the same of incorrect ones.
+
+    >>> length_counts([True, False, True], [[1], [1, 2, 3], [1, 2]])
+    [2, 3, 1, 3]
+    """
+    counts = {True: [0, 0], False: [0, 0]}
+    for is_right, ids in zip(correct, completion_ids, strict=True):
+        counts[is_right][0] += 1
+        counts[is_right][1] += len(ids)
+    return counts[True] + counts[False]
+
+
 def measure(run: Run) -> None:
     settings = run.settings
     starts = {task: run.once(f"start_{task}", partial(start, task, settings)) for task in settings["tasks"]}
-    calls = [
-        (seed, task, OURS, rate)
-        for seed, task, rate in product(settings["grid_seeds"], settings["grid_tasks"], settings["learning_rates"])
-    ]
-    run.each("grid", ("seed", "task", "arm", "learning_rate"), calls, partial(train_alone, starts, math.nan))
+    calls = [(seed, *entry) for seed, entry in product(settings["grid_seeds"], settings["grid"])]
+    run.each("grid", ("seed", "task", "arm", "learning_rate", "budget"), calls, partial(alone, train, starts, {}))
+    rates = settings["learning_rates"]
     calls = [
         (seed, task, arm)
         for seed in run.seeds
         for task in settings["tasks"]
         for arm in settings["tasks"][task]["arms"]
     ]
-    run.each("runs", ("seed", "task", "arm"), calls, partial(train_alone, starts, best_rate(run.results)))
+    run.each("runs", ("seed", "task", "arm"), calls, partial(alone, train, starts, rates))
+    calls = [
+        (seed, task, arm) for task, seeds in settings["same_rate"].items() for seed, arm in product(seeds, OTHERS)
+    ]
+    same_rate = dict.fromkeys(OTHERS, rates[OURS])
+    run.each("same_rate", ("seed", "task", "arm"), calls, partial(alone, train, starts, same_rate))
 
 
 def start(task: str, settings: dict[str, Any]) -> float:
@@ -354,25 +396,20 @@ def start(task: str, settings: dict[str, Any]) -> float:
     return accuracy(AutoModelForCausalLM.from_pretrained(smollm2_folder()), task, settings)
 
 
-def best_rate(results: Results) -> float:
-    """The learning rate of all runs."""
-    accuracies: dict[float, list[float]] = {}
-    for row in results["grid"]:
-        accuracies.setdefault(row["learning_rate"], []).append(mean_accuracy(row, results, "grid_seconds"))
-    return max(accuracies, key=lambda rate: statistics.fmean(accuracies[rate]))
-
-
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def mean_accuracy(run: Row, results: Results, seconds: str = "seconds") -> float:
-    """Mean accuracy over the CPU seconds that a run has (`"seconds"`, or `"grid_seconds"`), in percent."""
-    return 100 * mean_height(run, results["settings"][seconds], "seconds")
+def mean_accuracy(run: Row) -> float:
+    """Mean accuracy over the CPU seconds of a run, in percent."""
+    return 100 * mean_height(run, run["budget"], "seconds")
 
 
 def final_accuracy(run: Row) -> float:
     """Accuracy after the last step, in percent."""
     return 100 * run["pass_rate"][-1]
+
+
+PARTS = {"runs": "", "same_rate": ", with the learning rate of ours"}
 
 
 @dataclass(frozen=True)
@@ -381,12 +418,12 @@ class Comparison:
 
     Args:
         title (`str`): Its name in tables and sentences.
-        value (`Callable`): From a run of ours, one of the other arm with the same seed, and the results to a number.
+        value (`Callable`): From a run of ours and one of the other arm with the same seed to a number.
         even (`float`): The number that means no difference.
     """
 
     title: str
-    value: Callable[[Row, Row, Results], float]
+    value: Callable[[Row, Row], float]
     even: float = 0.0
 
 
@@ -398,32 +435,41 @@ def mean_step(run: Row) -> float:
 COMPARISONS = [
     Comparison(
         "mean accuracy over the run, ours minus the other's, in points",
-        lambda own, other, results: mean_accuracy(own, results) - mean_accuracy(other, results),
+        lambda own, other: mean_accuracy(own) - mean_accuracy(other),
     ),
     Comparison(
         "final accuracy, ours minus the other's, in points",
-        lambda own, other, results: final_accuracy(own) - final_accuracy(other),
+        lambda own, other: final_accuracy(own) - final_accuracy(other),
     ),
     Comparison(
         "CPU seconds of a step, the other's over ours",
-        lambda own, other, results: mean_step(other) / mean_step(own),
+        lambda own, other: mean_step(other) / mean_step(own),
         even=1.0,
     ),
 ]
 
 
+def paired_runs(results: Results, task: str, arm: str, part: str) -> list[tuple[Row, Row]]:
+    """Return the runs of ours, and of another arm in a part of the results, that have the same seed."""
+    own_by_seed = {run["seed"]: run for run in rows_of(results, task=task, arm=OURS)}
+    others = rows_of(results, part, task=task, arm=arm)
+    return [(own_by_seed[run["seed"]], run) for run in others if run["seed"] in own_by_seed]
+
+
 def compare(results: Results, comparison: Comparison) -> dict[str, Interval]:
     """Intervals by arm: of each task, and of the pairs of all tasks together."""
     intervals = {}
-    for arm in OTHERS:
+    for part, arm in product(PARTS, OTHERS):
+        label = f"{ARMS[arm].label}{PARTS[part]}"
         values_of_all: list[float] = []
         for task in results["settings"]["tasks"]:
-            runs = by_arm(results, task)
-            pairs = zip(runs[OURS], runs[arm], strict=True)
-            values = [comparison.value(own, other, results) for own, other in pairs]
+            pairs = paired_runs(results, task, arm, part)
+            values = [comparison.value(own, other) for own, other in pairs]
             values_of_all += values
-            intervals[f"{TASKS[task].title}, {ARMS[arm].label}"] = interval(values)
-        intervals[f"all tasks, {ARMS[arm].label}"] = interval(values_of_all)
+            if values:
+                intervals[f"{TASKS[task].title}, {label}"] = interval(values)
+        if values_of_all:
+            intervals[f"all tasks, {label}"] = interval(values_of_all)
     return intervals
 
 
@@ -444,11 +490,12 @@ def _same_answers(results: Results) -> str:
     for arm in OTHERS:
         same = []
         for task in results["settings"]["tasks"]:
-            runs = by_arm(results, task)
-            for own, other in zip(runs[OURS], runs[arm], strict=True):
-                same += [counts == own["lengths"][step] for step, counts in enumerate(other["lengths"])]
+            for own, other in paired_runs(results, task, arm, "same_rate"):
+                steps = zip(own["lengths"], other["lengths"], strict=False)  # ours takes more of them
+                same += [counts == own_counts for own_counts, counts in steps]
         rows.append([ARMS[arm].label, str(len(same)), str(sum(same))])
-    head = ["all tasks and seeds", "steps", "with the same answers as ours at the same step: number and tokens"]
+    head = ["with the learning rate of ours, all tasks and seeds", "steps"]
+    head += ["with the same answers as ours at the same step: number and tokens"]
     return table(head, rows)
 
 
@@ -465,7 +512,7 @@ def _task_table(results: Results, task: str) -> str:
                 str(interval(map(mean_step, runs))),
                 interval(statistics.fmean(run["peak_bytes"]) / 1e9 for run in runs).text(2),
                 str(interval(map(final_accuracy, runs))),
-                str(interval(mean_accuracy(run, results) for run in runs)),
+                str(interval(mean_accuracy(run) for run in runs)),
                 *(spread(times(results, task, share)[arm]) for share in goals),
             ]
         )
@@ -500,14 +547,16 @@ def _ratio(tokens: int, answers: int) -> str:
 def _grid_table(results: Results) -> str:
     rows = [
         [
-            TASKS[row["task"]].title,
+            f"{TASKS[row['task']].title}, {ARMS[row['arm']].label}",
             f"{row['learning_rate']:.0e}",
-            f"{mean_accuracy(row, results, 'grid_seconds'):.1f}",
+            str(row["budget"]),
+            str(row["steps"]),
+            f"{mean_accuracy(row):.1f}",
             f"{final_accuracy(row):.1f}",
         ]
         for row in results["grid"]
     ]
-    head = ["learning rates tried with ours", "learning rate", "mean accuracy, %", "final accuracy, %"]
+    head = ["learning rates tried", "learning rate", "CPU s", "steps", "mean accuracy, %", "final accuracy, %"]
     return table(head, rows)
 
 

@@ -61,10 +61,12 @@ def small_trainer(
         rewards, data: Reward functions and training dataset.
         prompts, num_generations (`int`): P and G of a step.
         classes (`tuple[type, type]`, *optional*): Trainer and configuration.
-        **fields: Of the configuration; `rollout_func`, `step_reward_funcs` and `peft_config` go to the trainer.
+        **fields: Of the configuration; `rollout_func`, `step_reward_funcs` and `peft_config` go to the trainer,
+            `quantization_config` to the model.
     """
     trainer_class, config_class = classes
     own = {key: fields.pop(key) for key in ("rollout_func", "step_reward_funcs", "peft_config") if key in fields}
+    quantization = fields.pop("quantization_config", None)
     silent = {"run_log": False, "run_warnings": False} if config_class is DrGRPOConfig else {}
     args = config_class(
         output_dir=str(output_dir),
@@ -73,7 +75,7 @@ def small_trainer(
         **{**SMALL_RUN, **silent, **fields},
     )
     trainer = trainer_class(
-        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, quantization_config=quantization),
         reward_funcs=rewards,
         args=args,
         train_dataset=data,

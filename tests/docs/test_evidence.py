@@ -8,6 +8,7 @@ from pathlib import Path
 
 import arithmetic
 import chat_model
+import chat_settings
 import credit
 import dynamic_sampling
 import forks
@@ -32,9 +33,10 @@ RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
 BENCHMARKS = ROOT / "tests" / "benchmarks" / "README.md"
 BIASES = (tabular, guessing, arithmetic, verify)
+CHAT = (chat_model, chat_settings)
 STUDIES = {
     module.__name__: module.STUDY
-    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate, chat_model)
+    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate, *CHAT)
 }
 NAMES = [module.__name__ for module in BIASES]
 
@@ -75,7 +77,7 @@ def test_results_say_where_they_come_from(name):
     assert f"python recipes/studies/{name}.py" in page(name)
 
 
-@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", "chat_model"])
+@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", "chat_model", "chat_settings"])
 def test_conclusions_of_studies_are_those_of_their_tables(name):
     assert unknown(STUDIES[name].conclude(read(STUDIES[name].name)), tables(name)) == []
 
@@ -107,9 +109,13 @@ def test_every_call_of_the_other_studies_is_there():
     )
     runs = read("chat_model")["runs"]
     complete = {(run["task"], run["seed"]) for run in runs}
-    assert {task for task, _ in complete} == set(chat_model.TASKS)
-    arms = (chat_model.OURS, *chat_model.OTHERS)
+    assert {task for task, _ in complete} == set(chat_model.SETTINGS["tasks"])
+    arms = chat_model.SETTINGS["tasks"]["larger"]["arms"]
     assert runs_of("chat_model", "task", "seed", "arm") == sorted((*call, arm) for call in complete for arm in arms)
+    runs = read("chat_settings")["runs"]
+    arms = [(task, arm) for task in chat_settings.SETTINGS["tasks"] for arm in chat_settings.ARMS[task]]
+    seeds = sorted({run["seed"] for run in runs})
+    assert runs_of("chat_settings", "task", "arm", "seed") == sorted((*arm, seed) for arm in arms for seed in seeds)
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")
         assert found == sorted(product(module.SETTINGS["models"], range(3)))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import frame
 import chat_model
+import chat_settings
 import credit
 import dynamic_sampling
 import forks
@@ -51,7 +52,7 @@ SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace"
     [
         *FAST,
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-        pytest.param("chat_model", marks=WITH_THE_MODEL),
+        *(pytest.param(name, marks=WITH_THE_MODEL) for name in ("chat_model", "chat_settings")),
     ],
 )
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
@@ -633,6 +634,13 @@ def test_no_run_trains_on_a_held_out_question(task):
     assert not [prompt for prompt in prompts if prompt in held_out]
     assert list(chat_model.training_rows(task, settings, seed=0)["prompt"]) == prompts
     assert list(chat_model.training_rows(task, settings, seed=1)["prompt"]) != prompts
+
+
+def test_lines_are_compared_at_their_place_and_a_single_one_games_their_share():
+    steps = [["t\n", "c"], ["t"], ["t\n", "x\n", "c"], ["c\n", "t"]]
+    answers = ["t\nc"] * len(steps)
+    assert chat_settings.reward_lines(steps, answers) == [[1, 1], [1], [1, 0, 0], [0, 0]]
+    assert chat_settings.reward_share(["".join(lines) for lines in steps], answers) == [1, 1, 1 / 3, 0]
 
 
 def test_a_run_is_evaluated_when_shares_of_its_seconds_are_used_up_and_evaluations_take_none():
