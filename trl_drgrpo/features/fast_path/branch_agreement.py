@@ -30,7 +30,7 @@ PROMPT_TOKENS = (19, 12, 14)
 COMPLETION_TOKENS = ((36, 1, 3), (48, 2), (20, 20))
 # Prompts of unequal length beside each other, then a forward without any padding.
 TOGETHER: Sequence[MicroBatch] = ([(0, 1, 2), (3, 4)], [(5, 6)])
-ALONE: Sequence[MicroBatch] = ([(row,) for row in range(7)],)
+ALONE: Sequence[MicroBatch] = [[(row,)] for row in range(7)]
 Outcome = tuple[torch.Tensor, torch.Tensor]  # log-probabilities (B, T), and a gradient
 
 
@@ -130,13 +130,17 @@ def _outcome(
 
     hook = model.get_input_embeddings().register_forward_hook(shifted)
     try:
-        with torch.enable_grad():
-            values = torch.stack([packed.unpack(log_probs(packed)) for packed in layouts]).sum(dim=0)
-            weights = torch.linspace(-1.0, 2.0, values.numel(), device=values.device).view(values.shape)
-            (gradient,) = torch.autograd.grad((values * weights).sum(), shifts)
+        outcomes = []
+        for packed in layouts:  # one at a time: each graph is freed before the next
+            with torch.enable_grad():
+                values = packed.unpack(log_probs(packed))
+                weights = torch.linspace(-1.0, 2.0, values.numel(), device=values.device).view(values.shape)
+                (gradient,) = torch.autograd.grad((values * weights).sum(), shifts)
+            outcomes.append((values.detach(), gradient))
     finally:
         hook.remove()
-    return values.detach(), gradient
+    all_values, gradients = zip(*outcomes, strict=True)
+    return torch.stack(all_values).sum(dim=0), torch.stack(gradients).sum(dim=0)
 
 
 @contextmanager

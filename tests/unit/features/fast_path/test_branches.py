@@ -176,7 +176,7 @@ def test_the_self_test_sees_what_happens_to_a_state(family, kind, change, tokeni
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("Mamba2", "its forward takes a cache as cache_params"),
+        ("Rwkv", "its forward takes a cache as state"),
         ("Jamba", "log-probabilities from the states of a prompt and of rows alone differ by"),
     ],
 )
