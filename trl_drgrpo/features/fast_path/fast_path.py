@@ -76,34 +76,38 @@ class FastPath(Feature):
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
-        if reason := self.speed.barred.get(SpeedPart.SKIPPED_ROWS):
+        reason = self.speed.barred.get(SpeedPart.SKIPPED_ROWS)
+        if reason:
             return reason
         if self.trainer.router_balance is not None:
             return "every token counts in the load-balancing loss"
         if self.trainer.beta:
             return "with beta > 0 the KL term gives every row a gradient"
         readers = [term.name for term in self.trainer.loss_terms if term.reads_all_rows]
-        return f"every row has a loss under {', '.join(readers)}" if readers else None
+        if readers:
+            return f"every row has a loss under {', '.join(readers)}"
+        return None
 
     def _why_not_planned(self) -> str | None:
-        if reason := self.speed.barred.get(SpeedPart.PLANNED):
+        reason = self.speed.barred.get(SpeedPart.PLANNED)
+        if reason:
             return reason
-        args, losses = self.trainer.args, self.trainer.own_losses
+        args = self.trainer.args
+        own_losses = self.trainer.own_losses
+        has_entropy_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
+        balances_a_micro_batch = self.trainer.aux_loss_enabled and self.trainer.router_balance is None
         adapter = getattr(self.trainer.unwrapped_model, "active_peft_config", None)
-        counts_of_micro_batch = self.trainer.aux_loss_enabled and self.trainer.router_balance is None
+        has_virtual_tokens = adapter is not None and adapter.is_prompt_learning
+        turns_by_width = rope_depends_on_width(self.trainer.model.config)
+        of_micro_batch = "the tokens of a micro-batch"
         reasons = {
-            "the entropy bonus is a mean over the tokens of a micro-batch": args.entropy_coef != 0
-            or args.use_adaptive_entropy,
-            "top_entropy_quantile compares the tokens of a micro-batch": args.top_entropy_quantile < 1,
-            "the load-balancing loss is a mean over the tokens of a micro-batch (see router_aux_scope)": (
-                counts_of_micro_batch
-            ),
-            "the adapter prepends virtual tokens": adapter is not None and adapter.is_prompt_learning,
+            f"the entropy bonus is a mean over {of_micro_batch}": has_entropy_bonus,
+            f"top_entropy_quantile compares {of_micro_batch}": args.top_entropy_quantile < 1,
+            f"the load-balancing loss is a mean over {of_micro_batch} (see router_aux_scope)": balances_a_micro_batch,
+            "the adapter prepends virtual tokens": has_virtual_tokens,
             "torch.compile would recompile for every shape": args.torch_compile,
-            "the model's rotary angles depend on the width of a batch": rope_depends_on_width(
-                self.trainer.model.config
-            ),
-            f"{type(self.trainer).__name__} has its own {' and '.join(losses)}": losses,
+            "the model's rotary angles depend on the width of a batch": turns_by_width,
+            f"{type(self.trainer).__name__} has its own {' and '.join(own_losses)}": own_losses,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -124,13 +128,15 @@ class FastPath(Feature):
         args = self.trainer.args
         if args.micro_batching != "exact":
             self.speed.off(f"micro_batching is {args.micro_batching!r}", *TRAINING, expected=True)
-        elif reason := self._why_not_planned():
+            return
+        reason = self._why_not_planned()
+        if reason:
             self.speed.off(reason, *TRAINING)
-        else:
-            self.speed.on(SpeedPart.PLANNED)
-            self.speed.set(SpeedPart.SKIPPED_ROWS, self._why_not_skipped())
-            if not args.share_prompts:
-                self.speed.off("share_prompts is False", SpeedPart.SHARED_PROMPTS, expected=True)
+            return
+        self.speed.on(SpeedPart.PLANNED)
+        self.speed.set(SpeedPart.SKIPPED_ROWS, self._why_not_skipped())
+        if not args.share_prompts:
+            self.speed.off("share_prompts is False", SpeedPart.SHARED_PROMPTS, expected=True)
 
     # Planning
 
@@ -169,26 +175,19 @@ class FastPath(Feature):
 
     def _planned(self, micro_batches: list[Rollouts]) -> Sequence[Rollouts]:
         costs = self._plan_costs(self.trainer.model)
-        prompts, completions = micro_batches[0]["prompt_ids"], micro_batches[0]["completion_ids"]
+        prompts = micro_batches[0]["prompt_ids"]
+        completions = micro_batches[0]["completion_ids"]
         budget = Budget(len(completions), prompts.size(1) + completions.size(1))
-        planned = [
-            Window(
-                [micro_batches[slot] for slot in slots],
-                skip=self.skips,
-                budget=budget,
-                costs=costs,
-                whole=self.trainer.router_balance is not None,
-            )
-            for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps)
-        ]
-        everyone = self.trainer.gathered([[window.summary() for window in planned]])
-        batches = [
-            batch
-            for number, window in enumerate(planned)
-            for batch in window.micro_batches(
-                [summaries[number] for summaries in everyone], self.trainer.counts_forwards
-            )
-        ]
+        scores_all_tokens = self.trainer.router_balance is not None
+        planned = []
+        for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps):
+            rollouts = [micro_batches[slot] for slot in slots]
+            planned.append(Window(rollouts, skip=self.skips, budget=budget, costs=costs, whole=scores_all_tokens))
+        summaries_of_ranks = self.trainer.gathered([[window.summary() for window in planned]])
+        batches = []
+        for number, window in enumerate(planned):
+            summaries = [of_rank[number] for of_rank in summaries_of_ranks]
+            batches += window.micro_batches(summaries, self.trainer.counts_forwards)
         metrics = self.trainer.describing.value(
             "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
         )
@@ -202,12 +201,14 @@ class FastPath(Feature):
         steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
         self.speed.uses[SpeedPart.PLANNED] += forwards
         self.speed.uses[SpeedPart.SKIPPED_ROWS] += int(total["rows"] - total["run"])
-        useful = {"drgrpo/useful_token_frac": total["useful"] / total["processed"]} if total["processed"] else {}
-        return useful | {
+        metrics = {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
             "drgrpo/micro_batches": forwards / steps,
             "drgrpo/upstream_token_frac": total["processed"] / total["upstream"],
         }
+        if total["processed"]:
+            metrics["drgrpo/useful_token_frac"] = total["useful"] / total["processed"]
+        return metrics
 
     def _plan_costs(self, model: PreTrainedModel) -> Costs:
         """Return the cost model for the plans of a model. A reference may be made otherwise than the policy."""
@@ -306,7 +307,7 @@ class FastPath(Feature):
         self._old_log_probs_are_due = False
 
     def _score_rollouts(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
-        """All rows of a generation batch, in as many forwards as their lengths ask for."""
+        """Score all rows of a generation batch, in as many forwards as their lengths ask for."""
         rows = rows_of(tokens)
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
@@ -318,9 +319,10 @@ class FastPath(Feature):
         plan = planner_for(costs).plan_window(rows, None, budget, costs)
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
             plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
-        nothing = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
-        # (B, T), 0 in the rows of others
-        return sum((self._score_packs(model, tokens, batch)[0] for batch in plan), start=nothing), None, None
+        log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
+        for batch in plan:
+            log_probs = log_probs + self._score_packs(model, tokens, batch)[0]  # (B, T), 0 in rows of other batches
+        return log_probs, None, None
 
     def _score_packs(
         self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
@@ -339,7 +341,9 @@ class FastPath(Feature):
         if packed.row_counts is not None and self.trainer.router_balance is not None:
             self.trainer.router_balance.row_counts = packed.row_counts
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
-        return packed.unpack(log_probs), None if entropies is None else packed.unpack(entropies), None
+        if entropies is not None:
+            entropies = packed.unpack(entropies)
+        return packed.unpack(log_probs), entropies, None
 
     def _log_probs(self, model: PreTrainedModel, packed: Packed) -> torch.Tensor:
         return self._score_packed(model, packed, False)[0]
@@ -355,9 +359,11 @@ class FastPath(Feature):
             packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
         def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
-            before = packed.prompts.run_first(backbone) if packed.prompts else nullcontext()
+            prompts_first = nullcontext()
+            if packed.prompts:
+                prompts_first = packed.prompts.run_first(backbone)
             # In this order: the positions of prompts are among those that are chosen.
-            with before, scored_only(backbone, packed):
+            with prompts_first, scored_only(backbone, packed):
                 return model(**packs, shift_labels=packed.targets, **kwargs)
 
         ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
@@ -394,24 +400,26 @@ class FastPath(Feature):
     # Generation
 
     def generating(self, limits: Sequence[int] | None = None) -> AbstractContextManager[None]:
-        """Prompts run once and finished rows are dropped, where transformers' own loop would generate.
+        """Run prompts once and drop finished rows inside the block, where transformers' own loop would generate.
 
         `limits`: tokens that each row of the call may write. Ignored by vLLM and continuous batching.
         """
-        args, trainer = self.trainer.args, self.trainer
-        others = {
+        trainer = self.trainer
+        args = trainer.args
+        choices = {
             "vLLM generates": args.use_vllm,
             "continuous batching generates": args.use_transformers_continuous_batching,
             f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
             "fast_generation is False": not args.fast_generation,
         }
-        chosen = next((reason for reason, holds in others.items() if holds), None)
-        unable = {
-            "ranks with a part of the model each run the same forwards": trainer.in_lockstep,
-            "torch.compile would recompile for every shape": args.torch_compile,
-        }
-        reason = chosen or next((reason for reason, holds in unable.items() if holds), None)
-        reason = reason or self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
+        chosen = next((reason for reason, holds in choices.items() if holds), None)
+        reason = chosen
+        if reason is None and trainer.in_lockstep:
+            reason = "ranks with a part of the model each run the same forwards"
+        elif reason is None and args.torch_compile:
+            reason = "torch.compile would recompile for every shape"
+        elif reason is None:
+            reason = self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
         if reason:
             self.speed.off(reason, *GENERATION, expected=chosen is not None)
         if args.use_vllm or args.use_transformers_continuous_batching:

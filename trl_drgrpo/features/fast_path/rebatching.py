@@ -1,4 +1,4 @@
-"""May rows of this model be re-batched: does a row compute the same whatever stands beside it and around it?
+"""Decide if rows of a model may be re-batched: a row must compute the same, whatever stands beside it and around it.
 
 Planning aligns rows to the left, cuts them to their own extent and puts others beside them. Attention hides padding,
 but a state may run through it, and an index that selects the tokens to attend to may select among padding, too. Such
@@ -17,7 +17,8 @@ from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.kv_cache import selects_tokens
 
 # Of the rows of the self-test: padded on both sides, each by another number of tokens.
-PROMPT_TOKENS, COMPLETION_TOKENS = (12, 5, 9, 2), (20, 36, 28, 31)
+PROMPT_TOKENS = (12, 5, 9, 2)
+COMPLETION_TOKENS = (20, 36, 28, 31)
 
 
 def why_not_rebatched(
@@ -26,14 +27,14 @@ def why_not_rebatched(
     padded: Callable[[TokenBatch, torch.Tensor], torch.Tensor],
     dtype: torch.dtype | None = None,
 ) -> str | None:
-    """The reason why rows cannot be re-batched in this model; `None` when they can.
+    """Return the reason why rows cannot be re-batched in this model; `None` when they can.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or its PEFT wrapper): The policy. Left as it was.
         planned (`Callable`): `(1, n)` log-probabilities of the targets of packs.
         padded (`Callable`): `(B, T)` log-probabilities of completions as TRL pads them, at these positions `(B, L)`.
             Absolute positions would count TRL's padding; generation does not.
-        dtype (`torch.dtype`, *optional*): What it computes in, where that is not the type of its weights (autocast).
+        dtype (`torch.dtype`, *optional*): Dtype that it computes in, if not that of its weights (autocast).
 
     Returns:
         `str` or `None`.
@@ -42,26 +43,30 @@ def why_not_rebatched(
         return "its attention selects tokens by an index, which depends on the width of a batch"
     tokens = _rows(model.config.get_text_config().vocab_size, model.device)
     packed = pack_rows(tokens, [(row,) for row in range(len(PROMPT_TOKENS))])  # each row alone
+    positions = (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     with torch.no_grad(), without_noise(model):
         try:
-            expected = padded(tokens, (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0))
-            found = packed.unpack(planned(packed))
+            expected = padded(tokens, positions)
+            actual = packed.unpack(planned(packed))
         except FAILURES as error:
             return f"it fails on rows of its vocabulary ({type(error).__name__}: {error})"
-    scored = packed.scored
-    apart = (found[scored] - expected[scored]).abs().max().item()
-    scale = (expected[scored] - expected[scored].mean()).abs().max().item()
-    if not apart <= AGREEMENT.get(computing_dtype(model, dtype), 0.1) * scale:  # also when one of them is NaN
-        return f"what a row computes depends on its padding (log-probabilities differ by {apart:.1e})"
+    expected = expected[packed.scored]
+    actual = actual[packed.scored]
+    difference = (actual - expected).abs().max().item()
+    spread = (expected - expected.mean()).abs().max().item()
+    allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * spread
+    if not difference <= allowed:  # written so that NaN on either side refuses as well
+        return f"what a row computes depends on its padding (log-probabilities differ by {difference:.1e})"
     return None
 
 
 def _rows(vocabulary: int, device: torch.device) -> TokenBatch:
-    """Random rows in TRL's layout."""
-    prompts, completions = torch.tensor(PROMPT_TOKENS)[:, None], torch.tensor(COMPLETION_TOKENS)[:, None]
-    left, right = max(PROMPT_TOKENS), max(COMPLETION_TOKENS)
-    ids = torch.randint(vocabulary, (len(prompts), left + right), generator=torch.Generator().manual_seed(0))
-    is_prompt = torch.arange(left) >= left - prompts
-    is_completion = torch.arange(right) < completions
+    """Return random rows in TRL's layout."""
+    prompt_width = max(PROMPT_TOKENS)
+    completion_width = max(COMPLETION_TOKENS)
+    shape = (len(PROMPT_TOKENS), prompt_width + completion_width)
+    ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
+    is_prompt = torch.arange(prompt_width) >= prompt_width - torch.tensor(PROMPT_TOKENS)[:, None]
+    is_completion = torch.arange(completion_width) < torch.tensor(COMPLETION_TOKENS)[:, None]
     mask = torch.cat([is_prompt, is_completion], dim=1).long()
-    return TokenBatch(ids.to(device), mask.to(device), right)
+    return TokenBatch(ids.to(device), mask.to(device), completion_width)

@@ -71,7 +71,8 @@ class RouterBalance(Feature):
         self._counts = _Counts(self._experts_per_token)
         with torch.no_grad(), without_noise(model), self._recording(model, mask):
             expected = self.trainer.score_as_trl(model, tokens)[2]
-        counts, self._counts = self._counts, None
+        counts = self._counts
+        self._counts = None
         if expected is None:
             raise InputError(_FIELD, "'batch' with a model without this loss", _TRL_SCOPE, "Remove it.")
         loss = counts.weights(counts.totals, micro_batches=1) @ counts.probabilities
