@@ -109,6 +109,9 @@ def with_help(window, values):
         (lambda: register_half(factory=half, is_harmless="no"), "reward 'half': got is_harmless='no'; expected True"),
         (lambda: register_format(is_causal="x"), "got is_causal='x'; expected True or False"),
         (lambda: register_warning("kl", from_logs="no")(with_help), "got from_logs='no'; expected True or False"),
+        (lambda: register_warning("kl", steps="a")(with_help), "got steps='a'; expected a positive integer"),
+        (lambda: register_warning("kl", steps=0)(with_help), "got steps=0; expected a positive integer"),
+        (lambda: register_warning("kl", times=None)(with_help), "got times=None; expected a positive integer"),
         (lambda: register_half(role="judge"), "got role='judge'; expected one of outcome"),
         (
             lambda: register_half(usual_options={"scale": 1}),

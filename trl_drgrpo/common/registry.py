@@ -72,20 +72,24 @@ class Registry(Mapping[str, EntryClass]):
             raise self.error(entry.name, "this name", expected, "Register it under another name.")
         if not (isinstance(entry.help, str) and entry.help.strip()):
             raise self.error(entry.name, "no help", "one sentence about it", "Add the sentence, which help shows.")
-        self.check_switches(entry)
+        self.check_options(entry)
         if entry.name in self._entries:
             got = f"a name that {self.registered_by[entry.name]} has registered already"
             raise self.error(entry.name, got, "a new name", f"Register it in {module} under another name.")
         self._entries[entry.name] = entry
         self.registered_by[entry.name] = module
 
-    def check_switches(self, entry: EntryClass) -> None:
-        """Refuse an entry whose booleans are none: a text such as `"no"` would count as true."""
+    def check_options(self, entry: EntryClass) -> None:
+        """Refuse an entry whose booleans or counts are none: a text such as `"no"` would count as true."""
         for field in fields(entry):
             value = getattr(entry, field.name)
+            got = f"{field.name}={shortened(value)}"
             if field.type in (bool, bool | None) and not isinstance(value, field.type):  # type: ignore[arg-type]
-                got = f"{field.name}={shortened(value)}"
                 raise self.error(entry.name, got, "True or False", "Pass a boolean.")
+            is_count = type(value) is int and value > 0  # True is an int, too
+            is_absent = value is None and field.type == (int | None)
+            if field.type in (int, int | None) and not (is_count or is_absent):
+                raise self.error(entry.name, got, "a positive integer", "Pass a whole number of 1 or more.")
 
     def load(self, name: str, home: object) -> Any:
         """Return the object that an entry names as `"module:attribute"`; an object is returned as it is.

@@ -75,7 +75,7 @@ def register_prm_format(
         got = f"published_ids={published_ids!r} ({error})"
         raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
     prm_format = PRMFormat(name, help, scorer, is_causal, published_ids, architecture)
-    FORMATS.check_switches(prm_format)  # before the reward of this name is there
+    FORMATS.check_options(prm_format)  # before the reward of this name is there
     register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
     FORMATS.add(prm_format)
     if not isinstance(scorer, str):
