@@ -20,9 +20,17 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def undescribed(value) -> list[str]:
-    """Parameters of a function, or of a class's constructor, that its `Args:` (`Parameters:`) does not name."""
-    sections = re.split(r"^\s*(?:Args|Parameters|Attributes):\s*$", inspect.getdoc(value) or "", flags=re.MULTILINE)
-    described = " ".join(sections[1:])
+    """Parameters of a function, or of a class's constructor, that no `Args:` names: its own, or that of a base class
+    to which its docstring sends the reader."""
+    docstring = inspect.getdoc(value) or ""
+    texts = [docstring]
+    for base in getattr(value, "__mro__", ())[1:]:
+        if f"**options: See [`{base.__name__}`]" in docstring:
+            texts.append(inspect.getdoc(base) or "")
+    described = ""
+    for text in texts:
+        sections = re.split(r"^\s*(?:Args|Parameters|Attributes):\s*$", text, flags=re.MULTILINE)
+        described += " ".join(sections[1:])
     parameters = inspect.signature(value).parameters.values()
     return [p.name for p in parameters if p.kind not in VARIADIC and not re.search(rf"\b{p.name}\b", described)]
 
