@@ -25,8 +25,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_drgrpo import DrGRPOConfig, DrGRPOTrainer
 from trl_drgrpo.check import bias
 from trl_drgrpo.check.bias import OBJECTIVES, REFERENCE
+from trl_drgrpo.check.stop_push import Push
 from trl_drgrpo.common.drawing import ROLES, draw_trend, new_figure
-from trl_drgrpo.features.diagnostics.statistics import Push
 
 ARMS: dict[str, tuple[tuple[type, type], dict[str, Any]]] = {  # classes and objective, under the keys of OBJECTIVES
     "grpo": ((GRPOTrainer, GRPOConfig), {"loss_type": "grpo", "scale_rewards": "group"}),

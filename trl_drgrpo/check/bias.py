@@ -37,10 +37,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_drgrpo.check.stop_push import Push, decision_scores, stop_push
 from trl_drgrpo.common import markdown
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.config.rules import refuse_distorted_sampling
-from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR, Push, decision_scores, stop_push
+from trl_drgrpo.features.diagnostics.statistics import STD_FLOOR
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import CreditedBatch, TokenBatch, token_batch
 from trl_drgrpo.upstream.batches import Rollouts as TrainedRows

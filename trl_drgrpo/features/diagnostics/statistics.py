@@ -9,8 +9,7 @@ beside it.
 Groups whose correct rows are known are sorted into six buckets of the pass rate: none, up to 25, 50, 75 percent,
 less than all, all.
 
-Behind these: what the correction for vLLM's probabilities makes of short and long rows, step rewards, and the push of
-an update on the decision to stop.
+Behind these: what the correction for vLLM's probabilities makes of short and long rows, and step rewards.
 
 Which completions are correct (`CorrectnessRule`) is a threshold on one named reward, never a guess about another one.
 With `correct_threshold` a completion is correct when the reward reaches it. Without one, only a reward that has given
@@ -26,8 +25,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TypeVar
-
-import numpy as np
 
 from trl_drgrpo.common.errors import InputError
 
@@ -390,69 +387,6 @@ def step_statistics(
     if len(set(step_means)) > 1 and len(set(outcomes)) > 1:  # of a constant, no correlation is defined
         result["process/outcome_correlation"] = statistics.correlation(step_means, outcomes)
     return result
-
-
-@dataclass(frozen=True)
-class Push:
-    """Mean over groups, its standard error, and their number. In decisions per unit of weight."""
-
-    value: float
-    standard_error: float
-    groups: int
-
-
-def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """Return `k_i - c T_i` of each row `(B,)`, see [`stop_push`]; NaN in a batch of one group.
-
-    Args:
-        lengths (`np.ndarray` of shape `(B,)`): T, tokens of each row.
-        stopped (`np.ndarray` of shape `(B,)`, bool): Rows that ended by themselves; the others were cut off.
-        groups (`np.ndarray` of shape `(B,)`, int), batches (`np.ndarray` of shape `(B,)`, int):
-            Group of each row, different between batches, and its batch.
-    """
-    went_on = lengths - stopped
-    share_of_others = {}  # of decisions to go on, in the other groups of the batch
-    for batch in np.unique(batches):
-        inside = batches == batch
-        for group in np.unique(groups[inside]):
-            other_rows = inside & (groups != group)
-            decisions = lengths[other_rows].sum()
-            share_of_others[group] = went_on[other_rows].sum() / decisions if decisions else math.nan
-    return went_on - np.array([share_of_others[group] for group in groups]) * lengths
-
-
-def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
-    """Return the push of an update on the decision to stop, of some rows of each group, per weight of the whole group.
-
-    At each token a policy goes on or stops. Were that one coin with probability c of going on, the gradient of its
-    logit over a row of T decisions, k of them to go on, would be `k - c T`, and the push of an update
-
-        sum_i w_i (k_i - c T_i),    w_i: weight of each token of row i, its advantage included.
-
-    Above 0 it makes answers longer. Over correct and incorrect answers apart it is the length bias at its source:
-    under a mean per row (`w_i = A_i / T_i`) incorrect answers are pushed to go on and correct ones to stop, about as
-    hard, so that the two cancel in whatever a policy shares between them. How much is left depends on how well it
-    tells them apart. c is that of the *other* groups of a batch: with the own group's, a row's length would be
-    compared with itself.
-
-    Args:
-        weights (`np.ndarray` of shape `(B,)`): Of each token of a row, the advantage included.
-        scores (`np.ndarray` of shape `(B,)`): From [`decision_scores`].
-        chosen (`np.ndarray` of shape `(B,)`, bool): The rows whose push is asked for: the correct ones, say.
-        groups (`np.ndarray` of shape `(B,)`, int): Group of each row.
-
-    Returns:
-        [`Push`]: Over the live groups; NaN where there is none.
-    """
-    pushes = []
-    for group in np.unique(groups):
-        rows = groups == group
-        weight = np.abs(weights[rows]).sum()
-        if weight > 0 and not np.isnan(scores[rows]).any():
-            pushes.append((weights * scores)[rows & chosen].sum() / weight)
-    if len(pushes) < 2:
-        return Push(pushes[0] if pushes else math.nan, math.nan, len(pushes))
-    return Push(float(np.mean(pushes)), float(np.std(pushes, ddof=1)) / math.sqrt(len(pushes)), len(pushes))
 
 
 class CorrectnessRule:
