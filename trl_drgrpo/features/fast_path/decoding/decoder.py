@@ -72,18 +72,15 @@ def _draws_uniform() -> bool:
     uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=generator)
     numbers = _of_uniform(uniform).float()
     expected = torch.empty(4096).exponential_(1, generator=expected_generator)
-    is_same_state = torch.equal(generator.get_state(), expected_generator.get_state())
-    return is_same_state and torch.allclose(numbers, expected, rtol=1e-6, atol=0)
+    if not torch.equal(generator.get_state(), expected_generator.get_state()):
+        return False
+    return torch.allclose(numbers, expected, rtol=1e-6, atol=0)
 
 
-_OTHER_WAYS = (  # of decoding, and results of another form
-    "return_dict_in_generate",
-    "prefill_chunk_size",
-    "penalty_alpha",
-    "dola_layers",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-)
+# Other ways of decoding, and results of another form.
+_OTHER_WAYS = """
+    return_dict_in_generate prefill_chunk_size penalty_alpha dola_layers prompt_lookup_num_tokens assistant_early_exit
+"""
 # What `generate` may be called with: anything else (images, an assistant, ...) is left to transformers.
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
@@ -95,7 +92,7 @@ _OPTIONS = {
     "use_cache": (None, True),
     "cache_implementation": (None, "dynamic"),
     "guidance_scale": (None, 1),  # its processor runs the model, without the prompt, between two steps
-    **dict.fromkeys(_OTHER_WAYS, (None, False, 0)),
+    **dict.fromkeys(_OTHER_WAYS.split(), (None, False, 0)),
 }
 
 
@@ -160,7 +157,7 @@ def decode(
     rows = input_ids.size(0)
     device = input_ids.device
     pad_token_id = generation_config.pad_token_id or 0
-    sampled: list[torch.Tensor] = []  # one column of all rows per step
+    sampled = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
     if limits is None:
         row_limits = None
@@ -265,7 +262,12 @@ def shared_prefill(
             if shares:
                 speed.off("generate is called with positional arguments", *GENERATION)
             return generate(*args, **kwargs)
-        is_ours = shares and _is_decoded_here(model, kwargs, speed)
+        is_ours = shares
+        if shares:
+            reason = why_not_decoded(model, kwargs)
+            if reason:
+                speed.off(reason, *GENERATION)
+                is_ours = False
         if rows_at_once is not None:
             from trl_drgrpo.features.fast_path.decoding.rounds import in_rounds
 
@@ -274,13 +276,6 @@ def shared_prefill(
 
     with swapped(model, generate=decoding_shared):
         yield
-
-
-def _is_decoded_here(model: "DecodingModel", kwargs: dict[str, Any], speed: Speed) -> bool:
-    reason = why_not_decoded(model, kwargs)
-    if reason:
-        speed.off(reason, *GENERATION)
-    return reason is None
 
 
 @contextmanager
