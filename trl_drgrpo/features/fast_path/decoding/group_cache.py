@@ -61,7 +61,7 @@ class Grid:
     def of(cls, prompts: list[int], number: int, device: torch.device) -> "Grid":
         """Return the smallest grid for rows of so many prompts."""
         rows_of = [0] * number
-        places: list[int] = []
+        places = []
         for prompt in prompts:
             places.append(rows_of[prompt])
             rows_of[prompt] += 1
@@ -295,13 +295,12 @@ class GroupCache(Cache):
             self.bias = bias.masked_fill_(mask == 0, -torch.inf)[:, None]
         rows = torch.tensor(prompts, device=device)
         self.groups: list[GroupLayer] = []
-        self.states: list[Any] = []
-        layers: list[Any] = []
+        self.states = []
+        layers = []
         for layer in prefilled.layers:
             if holds_nothing(layer):
                 layers.append(layer)
                 continue
-            group: Any
             if has_only_states(layer):
                 group = copy.deepcopy(layer)
                 group.reorder_cache(rows)
@@ -358,8 +357,7 @@ NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, Attribut
 def group_attention_in(model: "DecodingModel") -> Iterator[None]:
     """Inside the block the model attends to a [`GroupCache`]. Its own attention is back afterwards in any case."""
     configs: list[Any] = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    parts = {id(config): config for config in configs}
-    before = {part._attn_implementation for part in parts.values()}
+    before = {config._attn_implementation for config in configs}
     if len(before) != 1:
         raise Refused("its parts use different attention")
     try:
@@ -368,13 +366,13 @@ def group_attention_in(model: "DecodingModel") -> Iterator[None]:
             model.set_attn_implementation(NAME)
         except (ValueError, KeyError) as error:
             raise Refused(f"its attention cannot be replaced ({error})") from error
-        if any(part._attn_implementation != NAME for part in parts.values()):  # some models only warn
+        if any(config._attn_implementation != NAME for config in configs):  # some models only warn
             raise Refused("its attention cannot be replaced")
         yield
     finally:
         [attention] = before
-        for part in parts.values():
-            part._attn_implementation = attention
+        for config in configs:
+            config._attn_implementation = attention
 
 
 def group_attention(
