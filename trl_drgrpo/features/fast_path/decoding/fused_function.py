@@ -1,7 +1,7 @@
 """A function of a model's file that another one stands in for, once both have given the same."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class FusedFunction:
         self.agrees: bool | None = None
 
     def compared(
-        self, results: torch.Tensor | tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, results: Iterable[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
         """Return the tensors that must be the same after a call."""
         return list(results)

@@ -1,6 +1,6 @@
 """Layers of hybrids in decoding steps of fewer operations: norms with a gate, and running states in place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product, starmap
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -72,9 +72,9 @@ class StateUpdate(FusedFunction):
         self.fused = fused
 
     def compared(
-        self, results: torch.Tensor | tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, results: Iterable[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
-        if isinstance(results, tuple):  # the output, and the state
+        if not isinstance(results, torch.Tensor):  # the output, and the state
             return list(results)
         # The state is one of the arguments, written in place; the others have not changed.
         arguments = (*args, *kwargs.values())
