@@ -8,7 +8,7 @@ layers are as they were when the block is left.
 """
 
 import copy
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, product, starmap
@@ -47,7 +47,7 @@ class NormForm(NamedTuple):
 _norm_forms: MutableMapping[nn.Module, "Form | None"] = WeakKeyDictionary()
 
 
-def _norm_form(module: nn.Module, kinds: Sequence[Callable[[nn.Module], Iterator[Form]]]) -> "Form | None":
+def _norm_form(module: nn.Module, kinds: list[Callable[[nn.Module], Iterator[Form]]]) -> "Form | None":
     """Return the form of a norm, the first of these kinds that gives the same; `None`: it is none, or one that torch
     does not have."""
     parameters = dict(module.named_parameters())
