@@ -4,12 +4,15 @@ Only caches with running states are tested like this, so a run without them does
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_drgrpo.features.fast_path.decoding.model_inputs import one_token_on, plain_step, select_inputs
 from trl_drgrpo.upstream.kv_cache import CACHE, select_rows
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
 
 
 class CopiedRows:
@@ -21,13 +24,16 @@ class CopiedRows:
         model_kwargs (`dict`): As of [`Forwards`], with the cache after the prompts.
     """
 
-    def __init__(self, model: Any, ids: torch.Tensor, model_kwargs: dict[str, Any]):
-        self._model, self._ids = model, ids
-        self._kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs[CACHE])}
+    def __init__(self, model: "DecodingModel", ids: torch.Tensor, model_kwargs: dict[str, Any]):
+        self._model = model
+        self._ids = ids
+        copied_cache = copy.deepcopy(model_kwargs[CACHE])
+        self._kwargs = model_kwargs | {CACHE: copied_cache}
 
     def select(self, rows: torch.Tensor) -> None:
         """Make these rows the batch."""
-        self._ids, self._kwargs = self._ids[rows], select_inputs(self._kwargs, rows)
+        self._ids = self._ids[rows]
+        self._kwargs = select_inputs(self._kwargs, rows)
         select_rows(self._kwargs[CACHE], rows)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -38,7 +44,7 @@ class CopiedRows:
 
 
 def selected_and_alone(
-    model: Any, ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor
+    model: "DecodingModel", ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Run three copies of each prompt for a token each; one of them leaves, and the others take a second step.
@@ -50,16 +56,20 @@ def selected_and_alone(
     Returns:
         Logits `(2n, V)` after the second step, and those of rows that ran alone, without any selection.
     """
-    tokens = logits.topk(3).indices
-    copies = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
+    tokens = logits.topk(3).indices  # (n, 3)
+    # The first and the last copy stay, so that the selected rows are not neighbors.
     staying = [0, 2]
     alone: list[torch.Tensor] = []
     for copy_number in staying:
         rows = CopiedRows(model, ids, prompts)
-        rows.step(tokens[:, copy_number])
-        alone.append(rows.step(tokens[:, copy_number]))
+        next_tokens = tokens[:, copy_number]
+        rows.step(next_tokens)
+        alone.append(rows.step(next_tokens))
     group = CopiedRows(model, ids, prompts)
-    group.select(torch.arange(len(ids), device=ids.device).repeat_interleave(3))
+    prompt_numbers = torch.arange(len(ids), device=ids.device)
+    group.select(prompt_numbers.repeat_interleave(3))
     group.step(tokens.flatten())
-    group.select(copies[:, staying].flatten())
-    return group.step(tokens[:, staying].flatten()), torch.stack(alone, dim=1).flatten(0, 1)
+    row_numbers = torch.arange(tokens.numel(), device=ids.device).view_as(tokens)
+    group.select(row_numbers[:, staying].flatten())
+    selected = group.step(tokens[:, staying].flatten())
+    return selected, torch.stack(alone, dim=1).flatten(0, 1)

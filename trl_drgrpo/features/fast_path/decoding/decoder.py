@@ -12,7 +12,7 @@ one, as many random numbers are drawn as there (`exponential`), and a token is c
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -21,6 +21,11 @@ from trl_drgrpo.features.fast_path.decoding.forwards import Forwards
 from trl_drgrpo.features.fast_path.speed import GENERATION, Speed, SpeedPart
 from trl_drgrpo.upstream.kv_cache import ROW_BY_ROW, moved_in_decoding, why_no_cache, why_no_dynamic_cache
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
 
 BLOCK = 2**16  # numbers at a time: half a megabyte
 
@@ -42,7 +47,7 @@ def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tens
     columns = like.size(1)
     if like.device.type != "cpu" or like.dtype != torch.float32 or not _draws_uniform():
         return like.new_empty(rows, columns).exponential_(1)[live]
-    drawn = torch.empty_like(like)
+    numbers = torch.empty_like(like)
     uniform = torch.empty(max(1, BLOCK // columns), columns, dtype=torch.float64)
     done = 0
     for first in range(0, rows, len(uniform)):
@@ -50,9 +55,9 @@ def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tens
         within = live[(live >= first) & (live < first + len(block))] - first
         if len(within) < len(block):
             block = block[within]
-        drawn[done : done + len(within)] = _of_uniform(block)
+        numbers[done : done + len(within)] = _of_uniform(block)
         done += len(within)
-    return drawn
+    return numbers
 
 
 def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
@@ -62,21 +67,20 @@ def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
 @cache
 def _draws_uniform() -> bool:
     """Tell whether this torch makes exponential numbers from uniform float64, and from nothing else."""
-    ours = torch.Generator().manual_seed(0)
-    torchs = torch.Generator().manual_seed(0)
-    numbers = _of_uniform(torch.empty(4096, dtype=torch.float64).uniform_(generator=ours)).float()
-    expected = torch.empty(4096).exponential_(1, generator=torchs)
-    return torch.allclose(numbers, expected, rtol=1e-6, atol=0) and torch.equal(ours.get_state(), torchs.get_state())
+    generator = torch.Generator().manual_seed(0)
+    expected_generator = torch.Generator().manual_seed(0)
+    uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=generator)
+    numbers = _of_uniform(uniform).float()
+    expected = torch.empty(4096).exponential_(1, generator=expected_generator)
+    if not torch.equal(generator.get_state(), expected_generator.get_state()):
+        return False
+    return torch.allclose(numbers, expected, rtol=1e-6, atol=0)
 
 
-_OTHER_WAYS = (  # of decoding, and results of another form
-    "return_dict_in_generate",
-    "prefill_chunk_size",
-    "penalty_alpha",
-    "dola_layers",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-)
+# Other ways of decoding, and results of another form.
+_OTHER_WAYS = """
+    return_dict_in_generate prefill_chunk_size penalty_alpha dola_layers prompt_lookup_num_tokens assistant_early_exit
+"""
 # What `generate` may be called with: anything else (images, an assistant, ...) is left to transformers.
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
@@ -88,14 +92,14 @@ _OPTIONS = {
     "use_cache": (None, True),
     "cache_implementation": (None, "dynamic"),
     "guidance_scale": (None, 1),  # its processor runs the model, without the prompt, between two steps
-    **dict.fromkeys(_OTHER_WAYS, (None, False, 0)),
+    **dict.fromkeys(_OTHER_WAYS.split(), (None, False, 0)),
 }
 
 
-def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
+def why_not_decoded(model: "DecodingModel", kwargs: dict[str, Any]) -> str | None:
     """Return why `model.generate(**kwargs)` is left to transformers; `None` where it samples, or takes the likeliest
     token, over a cache whose rows can be selected."""
-    config, default = kwargs.get("generation_config"), model.generation_config
+    config = kwargs.get("generation_config")
     if config is None:
         return "generate is called without a generation_config"
     unknown = sorted(set(kwargs) - _ARGUMENTS)
@@ -106,29 +110,30 @@ def why_not_decoded(model: Any, kwargs: dict[str, Any]) -> str | None:
     peft = getattr(model, "active_peft_config", None)
     if peft is not None and peft.is_prompt_learning:
         return "the adapter prepends virtual tokens"
-    for name, usual in _OPTIONS.items():
+    for name, usual_values in _OPTIONS.items():
         value = getattr(config, name, None)
         if value is None:  # as `generate` reads it: what the call leaves out comes from the model
-            value = getattr(default, name, None)
-        if value not in usual:
+            value = getattr(model.generation_config, name, None)
+        if value not in usual_values:
             return f"{name} is {value!r}"
     return moved_in_decoding() or why_no_cache(model) or why_no_dynamic_cache(model.config)
 
 
 # A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where
 # steps are replayed a row less saves next to nothing, and leaving costs two steps that are not.
-DROP_WHEN_ENDED, DROP_WHEN_ENDED_REPLAYED = 1 / 8, 1 / 2
+DROP_WHEN_ENDED = 1 / 8
+DROP_WHEN_ENDED_REPLAYED = 1 / 2
 
 
 @torch.no_grad()
 def decode(
-    model: Any,
+    model: "DecodingModel",
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: Callable[..., torch.Tensor],
-    generation_config: Any,
+    generation_config: "GenerationConfig",
     synced_gpus: bool = False,
-    streamer: Any = None,
+    streamer: object = None,
     limits: Sequence[int] | None = None,
     speed: Speed | None = None,
     first_row: int = 0,
@@ -149,12 +154,17 @@ def decode(
     Returns:
         `torch.Tensor` of shape `(B, L + T)`, int64: Prompts and what was sampled, padded behind a row's end.
     """
-    rows, device = input_ids.size(0), input_ids.device
+    rows = input_ids.size(0)
+    device = input_ids.device
     pad_token_id = generation_config.pad_token_id or 0
-    sampled: list[torch.Tensor] = []  # one column of all rows per step
+    sampled = []  # one column of all rows per step
     live = torch.arange(rows, device=device)  # rows that are still in the batch
-    most = None if limits is None else torch.tensor(limits, device=device)
-    ended = torch.zeros(rows, dtype=torch.bool, device=device) if most is None else most <= 0  # of those in the batch
+    if limits is None:
+        row_limits = None
+        ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of rows in the batch
+    else:
+        row_limits = torch.tensor(limits, device=device)
+        ended = row_limits <= 0
     longest = generation_config.max_length - input_ids.size(1)
     speed = speed or Speed()
     with Forwards(model, input_ids, model_kwargs, longest, speed) as forwards, _inference(model):
@@ -168,19 +178,22 @@ def decode(
             else:
                 tokens = scores.argmax(dim=-1)
             tokens = tokens.masked_fill(ended, pad_token_id)
-            sampled.append(torch.full((rows,), pad_token_id, device=device).index_put((live,), tokens))
+            column = torch.full((rows,), pad_token_id, device=device)
+            sampled.append(column.index_put((live,), tokens))
             ids = torch.cat([ids, tokens[:, None]], dim=1)
             ended = ended | stopping_criteria(ids, None)
-            if most is not None:
-                ended = ended | (most[live] <= len(sampled))
+            if row_limits is not None:
+                ended = ended | (row_limits[live] <= len(sampled))
             going_on = (~ended).nonzero().squeeze(1)
             if not len(going_on):
                 break
-            dropped = DROP_WHEN_ENDED_REPLAYED if forwards.replays else DROP_WHEN_ENDED
-            if drops and len(going_on) <= (1 - dropped) * len(live):
+            share_to_drop = DROP_WHEN_ENDED_REPLAYED if forwards.replays else DROP_WHEN_ENDED
+            if drops and len(going_on) <= (1 - share_to_drop) * len(live):
                 speed.uses[SpeedPart.DROPPED_ROWS] += len(live) - len(going_on)
                 forwards.keep(going_on)
-                ids, live, ended = ids[going_on], live[going_on], ended[going_on]
+                ids = ids[going_on]
+                live = live[going_on]
+                ended = ended[going_on]
             logits = forwards.step(ids)
     return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)  # an ordinary tensor: made out here
 
@@ -207,7 +220,7 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
 
 @contextmanager
 def shared_prefill(
-    model: Any,
+    model: "DecodingModel",
     shares: bool = True,
     limits: Sequence[int] | None = None,
     speed: Speed | None = None,
@@ -241,15 +254,20 @@ def shared_prefill(
             ids = kwargs.get("input_ids")
             if not isinstance(ids, torch.Tensor):
                 raise
-            most = new_tokens(model, ids, kwargs.get("generation_config"))
-            raise does_not_fit(error, ids, most, is_ours) from error
+            tokens = new_tokens(model, ids, kwargs.get("generation_config"))
+            raise does_not_fit(error, ids, tokens, is_ours) from error
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
         if args:  # whose rows nobody can tell
             if shares:
                 speed.off("generate is called with positional arguments", *GENERATION)
             return generate(*args, **kwargs)
-        is_ours = shares and _is_decoded_here(model, kwargs, speed)
+        is_ours = shares
+        if shares:
+            reason = why_not_decoded(model, kwargs)
+            if reason:
+                speed.off(reason, *GENERATION)
+                is_ours = False
         if rows_at_once is not None:
             from trl_drgrpo.features.fast_path.decoding.rounds import in_rounds
 
@@ -260,20 +278,14 @@ def shared_prefill(
         yield
 
 
-def _is_decoded_here(model: Any, kwargs: dict[str, Any], speed: Speed) -> bool:
-    reason = why_not_decoded(model, kwargs)
-    if reason:
-        speed.off(reason, *GENERATION)
-    return reason is None
-
-
 @contextmanager
-def _inference(model: Any) -> Iterator[None]:
+def _inference(model: "DecodingModel") -> Iterator[None]:
     """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
     angles of longer rows) is made ordinary tensors, or a backward would refuse it. Quantized layers keep more."""
+    # Not `inference_mode(False)`: it switches gradients on.
+    mode = nullcontext() if getattr(model, "is_quantized", False) else torch.inference_mode()
     try:
-        # Not `inference_mode(False)`: it switches gradients on.
-        with nullcontext() if getattr(model, "is_quantized", False) else torch.inference_mode():
+        with mode:
             yield
     finally:
         for module in model.modules():

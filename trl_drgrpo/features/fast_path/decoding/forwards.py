@@ -5,14 +5,21 @@ import logging
 import os
 from collections.abc import MutableMapping, MutableSet
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import nn
 
 from trl_drgrpo.features.fast_path.decoding.fused_function import AGREEMENT, AGREEMENT_BELOW
 from trl_drgrpo.features.fast_path.decoding.fused_layers import FusedLayers, has_adapters
-from trl_drgrpo.features.fast_path.decoding.group_cache import NOT_SERVED, GroupCache, Refused, group_attention_in
+from trl_drgrpo.features.fast_path.decoding.group_cache import (
+    NOT_SERVED,
+    GroupCache,
+    PrefilledCache,
+    Refused,
+    group_attention_in,
+)
 from trl_drgrpo.features.fast_path.decoding.model_inputs import (
     ROW_INPUTS,
     one_token_on,
@@ -32,18 +39,22 @@ from trl_drgrpo.upstream.kv_cache import (
     why_states_elsewhere,
 )
 
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
+
 logger = logging.getLogger(__name__)
 
 
 AGREEMENT_REPLAYED = 1e-2  # of the same kernels over the same shapes, whatever the numbers
+Reasons = MutableMapping[nn.Module, str | None]  # by model
 # Of models that were tested: why rows of their cache are not selected, why they have no group cache, why their layers
 # are as they were, and why their steps are not replayed.
-_why_not_selected: MutableMapping[Any, str | None] = WeakKeyDictionary()
-_why_not: MutableMapping[Any, str | None] = WeakKeyDictionary()
-_why_not_fused: MutableMapping[Any, str | None] = WeakKeyDictionary()
+_why_not_selected: Reasons = WeakKeyDictionary()
+_why_not: Reasons = WeakKeyDictionary()
+_why_not_fused: Reasons = WeakKeyDictionary()
 # Models whose adapters added nothing yet when they were tested: they are tested again in the next generation.
-_tested_without_adapters: MutableSet[Any] = WeakSet()
-_why_not_replayed: MutableMapping[Any, str | None] = WeakKeyDictionary()
+_tested_without_adapters: MutableSet[nn.Module] = WeakSet()
+_why_not_replayed: Reasons = WeakKeyDictionary()
 
 
 class Forwards:
@@ -62,7 +73,14 @@ class Forwards:
         can_drop (`bool`): Whether rows may leave.
     """
 
-    def __init__(self, model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], most: int, speed: Speed):
+    def __init__(
+        self,
+        model: "DecodingModel",
+        input_ids: torch.Tensor,
+        model_kwargs: dict[str, Any],
+        most: int,
+        speed: Speed,
+    ):
         self._model = model
         self._kwargs = model_kwargs
         self._most = most
@@ -82,21 +100,25 @@ class Forwards:
     def _run_prompts(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
         inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **model_kwargs)
         outputs = self._model(**inputs, return_dict=True)
-        if (cache := cache_of(outputs)) is not None:  # some models fill the one they got, and do not return it
+        cache = cache_of(outputs)
+        if cache is not None:  # some models fill the one they got, and do not return it
             self._kwargs[CACHE] = cache
         return outputs.logits[:, -1].clone()  # those of whole prompts may go
 
     def _run_once(self, input_ids: torch.Tensor) -> str | None:
         """Run each prompt once, padded as all of them are: what padding does to a state it does in transformers' loop,
         too. Returns why the rows of its cache cannot be selected, with an empty cache again."""
-        model, cache = self._model, self._kwargs[CACHE]
+        model = self._model
+        cache = self._kwargs[CACHE]
         is_tested = model in _why_not_selected
-        if reason := _why_not_selected.get(model):
+        reason = _why_not_selected.get(model)
+        if reason:
             return reason
         holds_states = not is_plain(cache)
         empty = None if is_tested else copy.deepcopy(cache)
         first, copies = equal_rows(input_ids, self._kwargs.get("attention_mask"))
-        ids, prompts = select_values(input_ids, first), select_inputs(self._kwargs, first)
+        ids = select_values(input_ids, first)
+        prompts = select_inputs(self._kwargs, first)
         logits = self._run_prompts(ids, prompts)
         self._prefilled = self._kwargs[CACHE]
         self._mask = prompts.get("attention_mask")
@@ -107,7 +129,8 @@ class Forwards:
                 reason = self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
             _why_not_selected[model] = reason
         if reason:
-            self._kwargs[CACHE], self._prefilled = empty, None
+            self._kwargs[CACHE] = empty
+            self._prefilled = None
             return reason
         self.logits = select_values(logits, copies)
         self._speed.uses[SpeedPart.PROMPTS_ONCE] += len(copies) - len(first)
@@ -164,10 +187,11 @@ class Forwards:
         return self._group_step(ids)
 
     def _group_step(self, ids: torch.Tensor) -> torch.Tensor:
-        inputs = ids[:, -1:], self._kwargs["position_ids"][..., -1:]
+        tokens = ids[:, -1:]
+        positions = self._kwargs["position_ids"][..., -1:]
         if self._replay is not None:
             try:
-                logits = self._replay(*inputs)
+                logits = self._replay(tokens, positions)
                 self._speed.uses[SpeedPart.RECORDED_STEPS] += 1
                 return logits
             except Refused as refusal:
@@ -175,20 +199,22 @@ class Forwards:
                 self._speed.off(str(refusal), SpeedPart.RECORDED_STEPS)
                 self._replay = None
                 self._groups.free_steps()
-        return self._over_groups(*inputs)
+        return self._over_groups(tokens, positions)
 
     def _over_groups(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._model(
+        outputs = self._model(
             input_ids=tokens,
             position_ids=positions,
             use_cache=True,
             return_dict=True,
             **{CACHE: self._groups},
-        ).logits[:, -1]
+        )
+        return outputs.logits[:, -1]
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
         """Take the step that decides on the cache."""
-        prefilled, self._prefilled = self._prefilled, None
+        prefilled = self._prefilled
+        self._prefilled = None
         reason = self._speed.barred.get(SpeedPart.GROUP_CACHE) or _why_not.get(self._model)
         if reason is None:
             rewind = random_state(ids.device)
@@ -199,19 +225,21 @@ class Forwards:
                 return logits
             except Refused as refusal:
                 rewind()  # a resumed run tries anew, and dropout has drawn before attention refused
-                reason = _why_not[self._model] = str(refusal)
+                reason = str(refusal)
+                _why_not[self._model] = reason
                 self._group_attention.close()
                 self._groups = None
         self._speed.off(reason, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS)
         select_rows(prefilled, self._prompts)
         return plain_step(self._model, ids, self._kwargs)
 
-    def _first_group_step(self, ids: torch.Tensor, prefilled: Any) -> torch.Tensor:
+    def _first_group_step(self, ids: torch.Tensor, prefilled: PrefilledCache) -> torch.Tensor:
         is_tested = self._model in _why_not and self._model not in _tested_without_adapters
         text = self._model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None):  # held like a window, but its beginning jumps
             raise Refused("its attention is chunked")
-        if reason := why_no_groups(prefilled):
+        reason = why_no_groups(prefilled)
+        if reason:
             raise Refused(reason)
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
@@ -230,7 +258,7 @@ class Forwards:
         self._record_steps(ids.device)
         return logits
 
-    def _fused_layers(self, prefilled: Any) -> FusedLayers | None:
+    def _fused_layers(self, prefilled: PrefilledCache) -> FusedLayers | None:
         reason = self._speed.barred.get(SpeedPart.FUSED_LAYERS) or _why_not_fused.get(self._model)
         if reason is None:
             return FusedLayers(self._model, self._speed, not is_plain(prefilled))
@@ -251,7 +279,7 @@ class Forwards:
         self._replay = Replay(self._over_groups, self._groups, compared)
         self._speed.on(SpeedPart.RECORDED_STEPS)
 
-    def _refuse_other_logits(self, ids: torch.Tensor, prefilled: Any) -> None:
+    def _refuse_other_logits(self, ids: torch.Tensor, prefilled: PrefilledCache) -> None:
         """Compare a step over a group cache with transformers' own: in fewer operations, and where that gives other
         logits with the layers as they are."""
         with without_noise(self._model):
@@ -274,7 +302,7 @@ class Forwards:
                     return
         raise Refused(reason)
 
-    def _tested_step(self, ids: torch.Tensor, prefilled: Any, is_fused: bool) -> torch.Tensor:
+    def _tested_step(self, ids: torch.Tensor, prefilled: PrefilledCache, is_fused: bool) -> torch.Tensor:
         """Take the step over a group cache that is thrown away. Returns its logits."""
 
         def step() -> torch.Tensor:
@@ -294,14 +322,15 @@ class Forwards:
                 return step()  # as all later ones
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
-        wrong = differs(logits, expected.float(), AGREEMENT_REPLAYED)
-        if wrong is None:
+        difference = differs(logits, expected.float(), AGREEMENT_REPLAYED)
+        if difference is None:
             _why_not_replayed[self._model] = None
-        return wrong
+        return difference
 
-    def _tested_rows(self, ids: torch.Tensor, prefilled: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _tested_rows(self, ids: torch.Tensor, prefilled: PrefilledCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row of each prompt, and its logits over transformers' cache."""
-        row_of = {prompt: row for row, prompt in reversed(list(enumerate(self._prompts.tolist())))}
+        prompts_by_row = list(enumerate(self._prompts.tolist()))
+        row_of = {prompt: row for row, prompt in reversed(prompts_by_row)}  # the first row of each prompt stays
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
         select_rows(past, self._prompts[rows])
@@ -337,9 +366,10 @@ def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> 
 
 def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
     """Return why rows cannot leave a batch or be copies of one another; `None` where they can."""
-    others = [key for key, value in model_kwargs.items() if isinstance(value, torch.Tensor) and key not in ROW_INPUTS]
-    if others:
-        return f"its forward takes {', '.join(others)}"
+    tensors = [name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)]
+    unknown_tensors = [name for name in tensors if name not in ROW_INPUTS]
+    if unknown_tensors:
+        return f"its forward takes {', '.join(unknown_tensors)}"
     return why_no_selection(model_kwargs.get(CACHE))
 
 
@@ -347,13 +377,13 @@ def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
 _NOT_CAPTURED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
-def why_not_recorded(model: Any, device: torch.device) -> str | None:
+def why_not_recorded(model: nn.Module, device: torch.device) -> str | None:
     """Return why steps are not worth recording or cannot be; `None` on one GPU, where launches take longer than
     kernels."""
     if device.type != "cuda":
         return f"steps are recorded on a GPU, this device is {device.type}"
-    places = getattr(model, "hf_device_map", None) or {}
-    if len(set(places.values())) > 1:
+    device_map = getattr(model, "hf_device_map", None) or {}
+    if len(set(device_map.values())) > 1:
         return "the model is on several devices"
-    debugged = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
-    return f"{' and '.join(debugged)} is set" if debugged else None
+    variables = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
+    return f"{' and '.join(variables)} is set" if variables else None

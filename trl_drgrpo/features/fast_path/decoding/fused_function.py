@@ -1,7 +1,7 @@
 """A function of a model's file that another one stands in for, once both have given the same."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ class FusedFunction:
     """A function of a model's file in fewer operations. Its first results are compared with the model's own.
 
     Args:
-        own (`Callable`): The model's function.
+        original (`Callable`): The model's function.
 
     Attributes:
         fused (`Callable`): Returns what the model's function does; `None` where only that can tell.
@@ -24,34 +24,43 @@ class FusedFunction:
 
     fused: Callable[..., Any]
 
-    def __init__(self, own: Callable[..., Any]):
-        self.own = own
+    def __init__(self, original: Callable[..., Any]):
+        self.original = original
         self.agrees: bool | None = None
 
-    def compared(self, results: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def compared(
+        self, results: Iterable[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
         """Return the tensors that must be the same after a call."""
         return list(results)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.agrees is None:
             return self._first_call(args, kwargs)
-        results = self.fused(*args, **kwargs) if self.agrees else None
-        return self.own(*args, **kwargs) if results is None else results
+        if self.agrees:
+            results = self.fused(*args, **kwargs)
+            if results is not None:
+                return results
+        return self.original(*args, **kwargs)
 
-    def _first_call(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        copied_args, copied_kwargs = copy.deepcopy((args, kwargs))  # both functions may write to their tensors
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Both functions may write to their tensors. What the model goes on with is written by its own.
+        copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
         results = self.fused(*copied_args, **copied_kwargs)
-        expected = self.own(*args, **kwargs)
+        expected = self.original(*args, **kwargs)
         self.agrees = results is not None
         if self.agrees:
-            ours = self.compared(results, copied_args, copied_kwargs)
-            theirs = self.compared(expected, args, kwargs)
-            # The first one is the output. A state in float32 is as precise as what it is computed from.
-            tolerance = AGREEMENT.get(theirs[0].dtype, AGREEMENT_BELOW)
-            self.agrees = all(_is_close(*pair, tolerance) for pair in zip(ours, theirs, strict=True))
+            fused_tensors = self.compared(results, copied_args, copied_kwargs)
+            expected_tensors = self.compared(expected, args, kwargs)
+            # The first tensor is the output. A state in float32 is as precise as what it is computed from.
+            tolerance = AGREEMENT.get(expected_tensors[0].dtype, AGREEMENT_BELOW)
+            self.agrees = all(
+                _is_close(fused, expected_tensor, tolerance)
+                for fused, expected_tensor in zip(fused_tensors, expected_tensors, strict=True)
+            )
         return expected
 
 
 def _is_close(values: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    apart = (values - expected).abs().max()
-    return bool(apart <= tolerance * expected.abs().max())
+    difference = (values - expected).abs().max()
+    return bool(difference <= tolerance * expected.abs().max())

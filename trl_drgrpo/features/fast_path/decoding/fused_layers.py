@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, product, starmap
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,11 @@ from trl_drgrpo.features.fast_path.decoding.fused_function import FusedFunction
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream.model_parts import ROTARY, layer_files
 from trl_drgrpo.upstream.private_state import swapped
+
+if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.hybrid_layers import GatedNormForm
+
+Form: TypeAlias = "NormForm | GatedNormForm"
 
 
 class NormForm(NamedTuple):
@@ -39,17 +44,19 @@ class NormForm(NamedTuple):
         return nn.functional.rms_norm(states, weight.shape, weight, self.eps)
 
 
-_norm_forms: MutableMapping[nn.Module, Any] = WeakKeyDictionary()  # a `NormForm`, or the like with a gate; or `None`
+_norm_forms: MutableMapping[nn.Module, "Form | None"] = WeakKeyDictionary()
 
 
-def _norm_form(module: Any, kinds: list[Callable[[Any], Iterator[Any]]]) -> Any:
+def _norm_form(module: nn.Module, kinds: list[Callable[[nn.Module], Iterator[Form]]]) -> "Form | None":
     """Return the form of a norm, the first of these kinds that gives the same; `None`: it is none, or one that torch
     does not have."""
-    if [name for name, _ in module.named_parameters()] != ["weight"] or module.weight.dim() != 1:
+    parameters = dict(module.named_parameters())
+    if list(parameters) != ["weight"] or parameters["weight"].dim() != 1:
         return None
     alone = copy.deepcopy(module).to("cpu", torch.float32)
-    random = torch.Generator().manual_seed(0)
-    states = torch.randn(2, 2, 3, len(alone.weight), generator=random)
+    weight = alone.get_parameter("weight")
+    random = torch.Generator().manual_seed(0)  # the run's own generator stays where it is
+    states = torch.randn(2, 2, 3, len(weight), generator=random)
     states[0, 0] *= 1e-3  # small enough for eps to show
     for form in chain.from_iterable(kind(module) for kind in kinds):
         inputs = states[: form.inputs]
@@ -59,7 +66,8 @@ def _norm_form(module: Any, kinds: list[Callable[[Any], Iterator[Any]]]) -> Any:
             continue
         if not isinstance(expected, torch.Tensor) or expected.shape != states[0].shape:
             continue
-        if torch.allclose(form.apply(alone.weight + form.offset, *inputs), expected, 1e-4):
+        normed = form.apply(weight + form.offset, *inputs)
+        if torch.allclose(normed, expected, 1e-4):
             return form
     return None
 
@@ -70,7 +78,7 @@ def _plain_forms(module: nn.Module) -> Iterator[NormForm]:
     return starmap(NormForm, product(numbers, (0.0, 1.0)))
 
 
-def _fused_norm(module: nn.Module, form: Any) -> Callable[..., torch.Tensor]:
+def _fused_norm(module: nn.Module, form: Form) -> Callable[..., torch.Tensor]:
     """Return the forward of a norm in few operations, with the weights of this generation."""
     weight: Any = module.weight
     if form.offset:
@@ -95,7 +103,7 @@ class Rotation(FusedFunction):
     all. A rotation of another kind, such as that of neighboring pairs, is left to the model.
     """
 
-    _cos: torch.Tensor | None = None  # whose sines have their signs
+    _cos: torch.Tensor | None = None  # of the last call, whose sines have their signs
     _signed_sin: Any = None
 
     def fused(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,10 +114,11 @@ class Rotation(FusedFunction):
         columns = cos.size(-1)
         # One token per row: (n, heads, 1, D), and (n, 1, columns) of `cos` and `sin`.
         fits = query.shape[2:] == key.shape[2:] and query.size(2) == 1 and cos.shape[1:] == (1, columns)
-        if not fits or columns > query.size(3) or not query.dtype == key.dtype == cos.dtype:
+        is_one_dtype = query.dtype == key.dtype == cos.dtype
+        if not fits or columns > query.size(3) or not is_one_dtype:
             return None
         half = columns // 2
-        if cos is not self._cos:
+        if cos is not self._cos:  # all layers of a step get the same tensor
             self._cos = cos
             self._signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=2).unsqueeze(1)
         heads = torch.cat([query, key], dim=1)  # (n, heads + H, 1, D)
@@ -132,10 +141,10 @@ class FusedLayers:
 
     def __init__(self, model: nn.Module, speed: Speed, is_hybrid: bool):
         self._speed = speed
-        self._norms: dict[nn.Module, Any] = {}
+        self._norms: dict[nn.Module, Form] = {}
         # Functions of models' files by file and name.
         self._functions: list[tuple[ModuleType, str, FusedFunction]] = []
-        kinds: list[Callable[[Any], Iterator[Any]]] = [_plain_forms]
+        kinds: list[Callable[[nn.Module], Iterator[Form]]] = [_plain_forms]
         files = layer_files(model)
         if is_hybrid:
             from trl_drgrpo.features.fast_path.decoding.hybrid_layers import gated_forms, updates_in
@@ -150,7 +159,8 @@ class FusedLayers:
             if form is not None and "forward" not in vars(module):  # such as one that fetches weights first
                 self._norms[module] = form
         for file in files:
-            if callable(rotation := getattr(file, ROTARY, None)):
+            rotation = getattr(file, ROTARY, None)
+            if callable(rotation):
                 self._functions.append((file, ROTARY, Rotation(rotation)))
         self._adapters = None
         if has_adapters(model):
@@ -168,7 +178,8 @@ class FusedLayers:
                 stack.enter_context(swapped(file, **{name: function}))
             if self._adapters is not None:
                 for layer in self._adapters.layers:
-                    stack.enter_context(swapped(layer, forward=partial(self._adapters.forward, layer)))
+                    forward = partial(self._adapters.forward, layer)
+                    stack.enter_context(swapped(layer, forward=forward))
             yield
 
     def after_first_step(self) -> None:

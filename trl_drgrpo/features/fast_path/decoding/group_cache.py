@@ -12,9 +12,10 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype, without_autocast
 from trl_drgrpo.upstream.kv_cache import (
@@ -29,6 +30,7 @@ from trl_drgrpo.upstream.kv_cache import (
 )
 
 if TYPE_CHECKING:
+    from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
     from trl_drgrpo.features.fast_path.decoding.replay import FixedStep
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
@@ -42,24 +44,24 @@ class Grid:
     Args:
         prompts (`list[int]`), places (`list[int]`): For each row the number of its prompt, and its place there.
         shape (`tuple[int, int]`): P and W.
-        device: Where the cache is.
+        device (`torch.device`): Where the cache is.
     """
 
-    def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: Any):
+    def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: torch.device):
         self.prompts = prompts
         self.places = places
         self.shape = shape
         slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
         self.slots = torch.tensor(slots, device=device)
         self.is_full = slots == list(range(self.size))  # row by row, nothing to move
-        row_of = dict(zip(slots, range(len(slots)), strict=True))
+        row_of = {slot: row for row, slot in enumerate(slots)}
         self._rows = torch.tensor([row_of.get(slot, 0) for slot in range(self.size)], device=device)
 
     @classmethod
-    def of(cls, prompts: list[int], number: int, device: Any) -> "Grid":
+    def of(cls, prompts: list[int], number: int, device: torch.device) -> "Grid":
         """Return the smallest grid for rows of so many prompts."""
         rows_of = [0] * number
-        places: list[int] = []
+        places = []
         for prompt in prompts:
             places.append(rows_of[prompt])
             rows_of[prompt] += 1
@@ -85,6 +87,21 @@ class Grid:
         """Turn `(P, W, ...)` into `(n, ...)`."""
         rows = rows.flatten(0, 1)
         return rows if self.is_full else rows.index_select(0, self.slots)
+
+
+class PrefilledLayer(Protocol):
+    """A layer of keys and values of transformers' cache, after the prompts."""
+
+    keys: torch.Tensor  # (P, H, L or fewer, D), as values
+    values: torch.Tensor
+
+    def get_seq_length(self) -> int: ...
+
+
+class PrefilledCache(Protocol):
+    """transformers' cache after the prompts. Its layers are of several kinds."""
+
+    layers: list[Any]
 
 
 @dataclass
@@ -119,7 +136,7 @@ class GroupLayer(CacheLayerMixin):
     keys: Any  # (P, H, W, capacity, D), as values; `None` before the first token
     values: Any
 
-    def __init__(self, prefilled: Any, grid: Grid, bias: torch.Tensor | None, most: int):
+    def __init__(self, prefilled: PrefilledLayer, grid: Grid, bias: torch.Tensor | None, most: int):
         super().__init__()
         self.grid = grid
         self.bias = bias
@@ -189,7 +206,8 @@ class GroupLayer(CacheLayerMixin):
 
     def visible(self) -> Visible:
         """Return keys and values that the newest token sees; in a fixed step all of them, some hidden by the bias."""
-        keys, values = self.keys.flatten(0, 2), self.values.flatten(0, 2)
+        keys = self.keys.flatten(0, 2)
+        values = self.values.flatten(0, 2)
         if self.fixed is not None:
             return Visible(self.prompt_keys, self.prompt_values, keys, values, self.fixed.bias)
         of_prompt, of_completion = self.seen(self.tokens)
@@ -215,7 +233,7 @@ class GroupLayer(CacheLayerMixin):
             self.prompt_values = self.prompt_values.unflatten(0, by_head)[prompts].flatten(0, 1)
         if self.keys is not None:
             heads = torch.arange(self.heads, device=places.device)
-            index = prompts[:, None, None], heads[None, :, None], places[:, None, :]
+            index = (prompts[:, None, None], heads[None, :, None], places[:, None, :])
             self.keys = self.keys[index]
             self.values = self.values[index]
         self.grid = grid
@@ -240,7 +258,7 @@ class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
         of_group: The grid, the bias and the most tokens of a [`GroupLayer`].
     """
 
-    def __init__(self, prefilled: Any, rows: torch.Tensor, *of_group: Any):
+    def __init__(self, prefilled: PrefilledLayer, rows: torch.Tensor, *of_group: Any):
         GroupLayer.__init__(self, prefilled, *of_group)
         for name in vars(LinearAttentionLayer()):
             setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
@@ -266,22 +284,23 @@ class GroupCache(Cache):
 
     layers: Any
 
-    def __init__(self, prefilled: Any, prompts: list[int], mask: torch.Tensor | None, most: int):
-        first = next(layer.keys for layer in prefilled.layers if getattr(layer, "keys", None) is not None)
-        device = first.device
-        self.grid = Grid.of(prompts, len(first), device)
+    def __init__(self, prefilled: PrefilledCache, prompts: list[int], mask: torch.Tensor | None, most: int):
+        # Some layers have no keys: those of running states alone, and those that attend to another layer's.
+        first_keys = next(layer.keys for layer in prefilled.layers if getattr(layer, "keys", None) is not None)
+        device = first_keys.device
+        self.grid = Grid.of(prompts, len(first_keys), device)
         self.bias = None
         if mask is not None and not mask.all():
-            self.bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[:, None]
+            bias = torch.zeros_like(mask, dtype=torch.float32)
+            self.bias = bias.masked_fill_(mask == 0, -torch.inf)[:, None]
         rows = torch.tensor(prompts, device=device)
         self.groups: list[GroupLayer] = []
-        self.states: list[Any] = []
-        layers: list[Any] = []
+        self.states = []
+        layers = []
         for layer in prefilled.layers:
             if holds_nothing(layer):
                 layers.append(layer)
                 continue
-            group: Any
             if has_only_states(layer):
                 group = copy.deepcopy(layer)
                 group.reorder_cache(rows)
@@ -306,7 +325,8 @@ class GroupCache(Cache):
                 layer.grid = self.grid
             return
         alive = sorted(set(self.grid.prompts))
-        grid = Grid.of([alive.index(prompt) for prompt in self.grid.prompts], len(alive), rows.device)
+        new_numbers = [alive.index(prompt) for prompt in self.grid.prompts]
+        grid = Grid.of(new_numbers, len(alive), rows.device)
         places = torch.zeros(grid.shape, dtype=torch.long)  # empty places get what the first one holds
         places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
         prompts = torch.tensor(alive, device=rows.device)
@@ -334,10 +354,10 @@ NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, Attribut
 
 
 @contextmanager
-def group_attention_in(model: Any) -> Iterator[None]:
+def group_attention_in(model: "DecodingModel") -> Iterator[None]:
     """Inside the block the model attends to a [`GroupCache`]. Its own attention is back afterwards in any case."""
-    parts = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = {part._attn_implementation for part in parts.values()}
+    configs: list[Any] = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    before = {config._attn_implementation for config in configs}
     if len(before) != 1:
         raise Refused("its parts use different attention")
     try:
@@ -346,17 +366,17 @@ def group_attention_in(model: Any) -> Iterator[None]:
             model.set_attn_implementation(NAME)
         except (ValueError, KeyError) as error:
             raise Refused(f"its attention cannot be replaced ({error})") from error
-        if any(part._attn_implementation != NAME for part in parts.values()):  # some models only warn
+        if any(config._attn_implementation != NAME for config in configs):  # some models only warn
             raise Refused("its attention cannot be replaced")
         yield
     finally:
         [attention] = before
-        for part in parts.values():
-            part._attn_implementation = attention
+        for config in configs:
+            config._attn_implementation = attention
 
 
 def group_attention(
-    module: Any,
+    module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -401,46 +421,49 @@ def group_attention(
         return _attended(layer, query, scale, softcap, s_aux), None
 
 
-def _attended(layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: float | None, sinks: Any) -> Any:
+def _attended(
+    layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: float | None, sinks: torch.Tensor | None
+) -> torch.Tensor:
     """Return `(n, 1, heads, D)`, with one softmax over the prompt's scores and a row's own."""
-    grid, seen = layer.grid, layer.visible()
+    grid = layer.grid
+    visible = layer.visible()
     prompts, width = grid.shape
     repeated = query.size(1) // layer.heads  # query heads of a key-value head
-    query = query[:, :, 0].to(seen.own_keys.dtype)
+    query = query[:, :, 0].to(visible.own_keys.dtype)
     # (P, H, W, repeated, D): a view both as rows of a prompt and as rows of a completion
     query = grid.spread(query).unflatten(2, (layer.heads, repeated)).transpose(1, 2).contiguous()
-    by_prompt, by_row = (
-        query.view(prompts * layer.heads, width * repeated, -1),
-        query.view(-1, repeated, query.size(-1)),
-    )
-    scores = _scores(by_prompt, by_row, seen, scaling)  # (P * H * W, repeated, l + t)
+    by_prompt = query.view(prompts * layer.heads, width * repeated, -1)
+    by_row = query.view(-1, repeated, query.size(-1))
+    scores = _scores(by_prompt, by_row, visible, scaling)  # (P * H * W, repeated, l + t)
     if softcap is not None or sinks is not None:
         scores = scores.float()
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
-    if seen.bias is not None:
+    if visible.bias is not None:
         # Not `+=`, which would also copy the sum onto itself.
-        scores.view(prompts, -1, scores.size(2))[..., : seen.bias.size(2)].add_(seen.bias)
+        biased = scores.view(prompts, -1, scores.size(2))[..., : visible.bias.size(2)]
+        biased.add_(visible.bias)
     if sinks is not None:
         sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
         scores = torch.cat([scores, sinks.reshape(len(by_row), repeated, 1)], dim=2)
     # Scores of half precision are summed up in float32 inside the softmax, too.
-    weights = scores.softmax(dim=2).to(seen.own_values.dtype)
-    columns = seen.prompt_values.size(1)
+    weights = scores.softmax(dim=2).to(visible.own_values.dtype)
+    columns = visible.prompt_values.size(1)
     over_prompt = weights[..., :columns].view(len(by_prompt), width * repeated, columns)
-    over_own = weights[..., columns : columns + seen.own_values.size(1)]
-    attended = torch.bmm(over_prompt, seen.prompt_values).view_as(by_row)
-    attended.baddbmm_(over_own, seen.own_values)
+    over_own = weights[..., columns : columns + visible.own_values.size(1)]
+    attended = torch.bmm(over_prompt, visible.prompt_values).view_as(by_row)
+    attended.baddbmm_(over_own, visible.own_values)
     attended = attended.view(prompts, layer.heads, width, repeated, -1).transpose(1, 2).flatten(2, 3)
     return grid.gather(attended)[:, None]
 
 
-def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scaling: float) -> torch.Tensor:
+def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, visible: Visible, scaling: float) -> torch.Tensor:
     """Return scores `(P * H * W, repeated, l + t)` of queries, as rows of a prompt and as rows of a completion.
 
     `baddbmm_` scales within the product; with `beta=0` it does not read what it writes to.
     """
-    columns, written = seen.prompt_keys.size(2), seen.own_keys.size(1)
+    columns = visible.prompt_keys.size(2)
+    written = visible.own_keys.size(1)
     in_place = writes_into_place(by_row.device)
     scores = by_row.new_empty(*by_row.shape[:2], columns + written)
     if in_place:
@@ -449,8 +472,8 @@ def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, seen: Visible, scalin
     else:
         of_prompt = by_prompt.new_empty(*by_prompt.shape[:2], columns)
         of_completion = by_row.new_empty(*by_row.shape[:2], written)
-    of_prompt.baddbmm_(by_prompt, seen.prompt_keys, beta=0, alpha=scaling)
-    of_completion.baddbmm_(by_row, seen.own_keys.transpose(1, 2), beta=0, alpha=scaling)
+    of_prompt.baddbmm_(by_prompt, visible.prompt_keys, beta=0, alpha=scaling)
+    of_completion.baddbmm_(by_row, visible.own_keys.transpose(1, 2), beta=0, alpha=scaling)
     if not in_place:
         torch.cat([of_prompt.view(*by_row.shape[:2], columns), of_completion], dim=2, out=scores)
     return scores

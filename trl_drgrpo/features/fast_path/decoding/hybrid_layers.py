@@ -1,6 +1,6 @@
 """Layers of hybrids in decoding steps of fewer operations: norms with a gate, and running states in place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product, starmap
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -40,43 +40,50 @@ class GatedNormForm(NamedTuple):
             normed = nn.functional.rms_norm(states, weight.shape, weight, self.eps)
         else:
             by_group = states.unflatten(-1, (-1, self.columns))
-            normed = nn.functional.rms_norm(by_group, (self.columns,), eps=self.eps).flatten(-2) * weight
+            normed = nn.functional.rms_norm(by_group, (self.columns,), eps=self.eps)
+            normed = normed.flatten(-2) * weight
         return normed if self.is_first else normed * factor
 
 
-def gated_forms(module: Any) -> Iterator[GatedNormForm]:
+def gated_forms(module: nn.Module) -> Iterator[GatedNormForm]:
     """Yield the forms that a norm with a gate may have."""
     fields = vars(module).values()
     numbers = [value for value in fields if isinstance(value, float)]
-    width = module.weight.numel()
+    width = module.get_parameter("weight").numel()
     # A module holds the number of its groups, or their size.
     sizes = [value for value in fields if type(value) is int and value > 0 and width % value == 0]
-    columns = dict.fromkeys([width, *sizes, *(width // size for size in sizes)])
-    activations = nn.functional.silu, torch.sigmoid
-    yield from starmap(GatedNormForm, product(numbers, columns, activations, (False, True)))
+    quotients = [width // size for size in sizes]
+    columns = dict.fromkeys([width, *sizes, *quotients])
+    activations = (nn.functional.silu, torch.sigmoid)
+    gate_is_first = (False, True)
+    yield from starmap(GatedNormForm, product(numbers, columns, activations, gate_is_first))
 
 
 class StateUpdate(FusedFunction):
     """A model's update of a running state by one token, in place.
 
     Args:
-        own (`Callable`): The model's function.
+        original (`Callable`): The model's function.
         fused (`Callable`): One of `state_updates.py`.
     """
 
-    def __init__(self, own: Callable[..., Any], fused: Callable[..., Any]):
-        super().__init__(own)
+    def __init__(self, original: Callable[..., Any], fused: Callable[..., Any]):
+        super().__init__(original)
         self.fused = fused
 
-    def compared(self, results: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        if isinstance(results, tuple):  # the output, and the state
+    def compared(
+        self, results: Iterable[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        if not isinstance(results, torch.Tensor):  # the output, and the state
             return list(results)
         # The state is one of the arguments, written in place; the others have not changed.
-        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+        arguments = (*args, *kwargs.values())
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         return [results, *tensors]
 
 
 def updates_in(files: list[ModuleType]) -> Iterator[tuple[ModuleType, str, StateUpdate]]:
     """Yield what stands in for functions of models' files: file, name and function."""
     for file, name, package in state_updates(files):
-        yield file, name, StateUpdate(getattr(file, name), INSTEAD_OF[package])
+        original = getattr(file, name)
+        yield file, name, StateUpdate(original, INSTEAD_OF[package])

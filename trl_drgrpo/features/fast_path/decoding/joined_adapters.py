@@ -21,6 +21,7 @@ from torch import nn
 from trl_drgrpo.features.fast_path.decoding.autocast import autocast_dtype
 from trl_drgrpo.features.fast_path.speed import Speed, SpeedPart
 from trl_drgrpo.upstream.lora_layers import (
+    AdaptedLayer,
     active_lora_layers,
     adapter_dtype,
     is_adding,
@@ -37,7 +38,7 @@ class SharedProduct:
         dtype (`torch.dtype`): What the products are computed in.
     """
 
-    def __init__(self, layers: Sequence[Any], dtype: torch.dtype):
+    def __init__(self, layers: Sequence[AdaptedLayer], dtype: torch.dtype):
         self.dtype = dtype
         down, self._ups = low_rank_factors(layers, dtype)
         self._down = down.T  # (I, R)
@@ -48,16 +49,20 @@ class SharedProduct:
         """Add to the output of a base layer, in place, what the adapters of the layer at this place add."""
         # The first layer always computes: a tensor may come again with other values.
         if place == 0 or states is not self._input:
-            rows = states.reshape(-1, states.size(-1)).to(self._down.dtype)
-            self._input, self._low = states, (rows @ self._down).split([len(up) for up in self._ups], dim=1)
+            inputs = states.reshape(-1, states.size(-1)).to(self._down.dtype)
+            ranks = [len(up) for up in self._ups]
+            self._low = (inputs @ self._down).split(ranks, dim=1)
+            self._input = states
         low = self._low[place]  # (n, r)
         if place == len(self._ups) - 1:
-            self._input, self._low = None, ()  # nobody reads them any more: a recording can use their memory again
-        rows = output.view(-1, output.size(-1))
+            # Nobody reads them any more: a recording can use their memory again.
+            self._input = None
+            self._low = ()
+        outputs = output.view(-1, output.size(-1))
         if output.dtype == low.dtype:
-            rows.addmm_(low, self._ups[place])
+            outputs.addmm_(low, self._ups[place])
         else:  # `addmm_` takes one dtype
-            rows.add_(low @ self._ups[place])
+            outputs.add_(low @ self._ups[place])
         return output
 
 
@@ -78,21 +83,23 @@ class JoinedAdapters:
     def __init__(self, model: nn.Module, speed: Speed):
         reasons = {layer: why_not_plain(layer) for layer in active_lora_layers(model)}
         self.layers = [layer for layer, reason in reasons.items() if reason is None]
-        self._first_calls: list[tuple[torch.Tensor, Any]] | None = []  # inputs are held: their identity is compared
-        self._products: dict[Any, tuple[SharedProduct, int]] = {}
-        aside = [reason for reason in reasons.values() if reason is not None]
-        if aside:
-            speed.off(f"{aside[0]} ({len(aside)} of {len(reasons)} layers)", SpeedPart.JOINED_ADAPTERS)
+        # Inputs are held: their identity is compared, and a new tensor may take the address of a freed one.
+        self._first_calls: list[tuple[torch.Tensor, AdaptedLayer]] | None = []
+        self._products: dict[AdaptedLayer, tuple[SharedProduct, int]] = {}
+        refusals = [reason for reason in reasons.values() if reason is not None]
+        if refusals:
+            speed.off(f"{refusals[0]} ({len(refusals)} of {len(reasons)} layers)", SpeedPart.JOINED_ADAPTERS)
         elif reasons:
             speed.on(SpeedPart.JOINED_ADAPTERS)
 
-    def forward(self, layer: Any, states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, layer: AdaptedLayer, states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute what `layer.forward(states)` does."""
         if args or kwargs:  # such as another adapter for each row
             return type(layer).forward(layer, states, *args, **kwargs)
         output = layer.base_layer(states)
         if layer not in self._products:
-            self._products[layer] = SharedProduct([layer], _product_dtype(layer, output)), 0
+            product = SharedProduct([layer], _product_dtype(layer, output))
+            self._products[layer] = (product, 0)
             if self._first_calls is not None:
                 self._first_calls.append((states, layer))
         product, place = self._products[layer]
@@ -100,13 +107,14 @@ class JoinedAdapters:
 
     def join(self) -> None:
         """Share a product among the layers that have read the same tensor in the first step."""
-        readers: dict[tuple[int, torch.dtype], list[Any]] = {}
+        readers: dict[tuple[int, torch.dtype], list[AdaptedLayer]] = {}
         for states, layer in self._first_calls or ():
             product, _ = self._products[layer]
             readers.setdefault((id(states), product.dtype), []).append(layer)
         for (_, dtype), layers in readers.items():
             product = SharedProduct(layers, dtype)
-            self._products |= {layer: (product, place) for place, layer in enumerate(layers)}
+            for place, layer in enumerate(layers):
+                self._products[layer] = (product, place)
         self._first_calls = None
 
     def add_nothing(self) -> bool:
@@ -114,7 +122,7 @@ class JoinedAdapters:
         return bool(self.layers) and not any(map(is_adding, self.layers))
 
 
-def _product_dtype(layer: Any, output: torch.Tensor) -> torch.dtype:
+def _product_dtype(layer: AdaptedLayer, output: torch.Tensor) -> torch.dtype:
     """Return the dtype of a layer's low-rank products: that of autocast, where training computes them, too; otherwise
     that of the adapters or of the base, whichever has fewer bits."""
     dtype = adapter_dtype(layer)

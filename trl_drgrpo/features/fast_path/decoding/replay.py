@@ -50,12 +50,14 @@ class FixedStep:
         """Point at the next token: it is written, and seen."""
         layer = self._layer
         padding = layer.prompt_bias()
-        seen_of_prompt, seen_of_completion = layer.seen(layer.tokens + 1)
+        prompt_columns, completion_columns = layer.seen(layer.tokens + 1)
         columns = layer.prompt_values.size(1)
+        prompt_bias = self.bias[:, :, :columns]
+        completion_bias = self.bias[:, :, columns:]
         self.column.fill_(layer.tokens - layer.dropped)
         self.bias.fill_(-torch.inf)
-        self.bias[:, :, :columns][:, :, seen_of_prompt] = 0 if padding is None else padding[:, :, seen_of_prompt]
-        self.bias[:, :, columns:][:, :, seen_of_completion] = 0
+        prompt_bias[:, :, prompt_columns] = 0 if padding is None else padding[:, :, prompt_columns]
+        completion_bias[:, :, completion_columns] = 0
 
 
 def fix_steps(cache: GroupCache) -> list[FixedStep]:
@@ -83,7 +85,9 @@ class Replay:
         groups: GroupCache,
         differs: Callable[[torch.Tensor, torch.Tensor], str | None] | None,
     ):
-        self._run, self._groups, self._differs = run, groups, differs
+        self._run = run
+        self._groups = groups
+        self._differs = differs
         self._recorded_over: tuple[Any, list[int]] | None = None  # grid, and addresses of buffers
         self._again: Step | None = None
 
@@ -97,12 +101,16 @@ class Replay:
         for layer in layers:
             layer.make_room(layer.keys, layer.values)
         states = self._running_states()
-        memory = self._groups.grid, [buffer.data_ptr() for buffer in (*(layer.keys for layer in layers), *states)]
+        # Values grow together with keys.
+        buffers = [layer.keys for layer in layers] + states
+        memory = (self._groups.grid, [buffer.data_ptr() for buffer in buffers])
         is_new = memory != self._recorded_over
         if is_new:
             self._again = None  # frees its memory
-            self._recorded_over, self._fixed = memory, fix_steps(self._groups)
-            self._tokens, self._positions = tokens.clone(), positions.clone()
+            self._recorded_over = memory
+            self._fixed = fix_steps(self._groups)
+            self._tokens = tokens.clone()
+            self._positions = positions.clone()
         self._tokens.copy_(tokens)
         self._positions.copy_(positions)
         for fixed in self._fixed:
@@ -153,7 +161,8 @@ class Replay:
         self._put_back(values)
         wrong = self._differs(logits, self._run_again())
         for state, expected in zip(replayed, self._running_states(), strict=True):
-            if not torch.allclose(state, expected, rtol=AGREEMENT, atol=AGREEMENT * expected.abs().max().item()):
+            tolerance = AGREEMENT * expected.abs().max().item()
+            if not torch.allclose(state, expected, rtol=AGREEMENT, atol=tolerance):
                 wrong = wrong or "its running states differ"
         if wrong:
             self._put_back(values)
@@ -174,7 +183,8 @@ def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
-        current, stream = torch.cuda.current_stream(), _stream()
+        current = torch.cuda.current_stream()
+        stream = _stream()
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
@@ -206,10 +216,11 @@ def _refusing_to_wait() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _captured(graph: Any, step: Step) -> torch.Tensor:
+def _captured(graph: torch.cuda.CUDAGraph, step: Step) -> torch.Tensor:
     """Captures a step on the current stream; the tensor that it gives when it is replayed."""
     torch.cuda.empty_cache()  # a capture cannot use what is cached there, an older recording's memory for one
-    pool, collects = torch.cuda.graph_pool_handle(), gc.isenabled()
+    pool = torch.cuda.graph_pool_handle()
+    collects = gc.isenabled()
     gc.disable()  # an older graph that is collected meanwhile ends a capture
     try:
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -230,10 +241,10 @@ def _captured(graph: Any, step: Step) -> torch.Tensor:
             gc.enable()
 
 
-_streams: dict[int, Any] = {}  # by device: a work space is kept for each
+_streams: dict[int, torch.cuda.Stream] = {}  # by device: a work space is kept for each
 
 
-def _stream() -> Any:
+def _stream() -> torch.cuda.Stream:
     device = torch.cuda.current_device()
     if device not in _streams:
         _streams[device] = torch.cuda.Stream()

@@ -42,10 +42,12 @@ def in_rounds(
     """
     ids = kwargs.get("input_ids")
     rows = len(ids) if isinstance(ids, torch.Tensor) else 0
-    others = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _BY_ROW]
-    if rows > rows_at_once and others:
-        _say_one_round(", ".join(others))
-    if rows <= rows_at_once or others:
+    if rows <= rows_at_once:
+        return generate(limits, kwargs)
+    tensors = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+    unknown_tensors = [name for name in tensors if name not in _BY_ROW]
+    if unknown_tensors:
+        _say_one_round(", ".join(unknown_tensors))
         return generate(limits, kwargs)
     device = kwargs["input_ids"].device
     rewind = random_state(device)
@@ -66,7 +68,8 @@ def in_rounds(
     if draws_all:
         state_after_longest()  # where a single round, which goes on until its longest row ends, leaves the generator
     pad_token_id = getattr(kwargs.get("generation_config"), "pad_token_id", None) or 0
-    return torch.cat([functional.pad(output, (0, longest - output.size(1)), value=pad_token_id) for output in outputs])
+    padded = [functional.pad(output, (0, longest - output.size(1)), value=pad_token_id) for output in outputs]
+    return torch.cat(padded)
 
 
 @cache

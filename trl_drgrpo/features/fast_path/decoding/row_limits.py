@@ -11,9 +11,10 @@ class _RowLimits(StoppingCriteria):
     """Ends each row at its own limit, as `decode` does."""
 
     def __init__(self, limits: Sequence[int], width: int):
-        self.limits, self.width = limits, width
+        self.limits = limits
+        self.width = width
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> Any:
         written = input_ids.size(1) - self.width
         return torch.tensor(self.limits, device=input_ids.device) <= written
 

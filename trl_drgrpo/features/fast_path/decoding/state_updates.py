@@ -58,7 +58,8 @@ def delta_rule(
         return None
     rows, heads, columns, _ = state.shape
     dtype = query.dtype
-    query, key = query.float(), key.float()
+    query = query.float()
+    key = key.float()
     length = 1.0
     if use_qk_l2norm_in_kernel:
         # x / sqrt(sum(x ** 2) + eps) is an RMS norm divided by sqrt(K), and products below take a factor for nothing.
@@ -147,7 +148,8 @@ def selective_update(
     """
     if state.dtype != torch.float32 or not state.is_contiguous():
         return None
-    shape, dtype = hidden_states.shape, hidden_states.dtype
+    shape = hidden_states.shape
+    dtype = hidden_states.dtype
     inputs = hidden_states.float()
     step = _once(dt)
     if dt_bias is not None:
@@ -156,11 +158,14 @@ def selective_update(
         step = functional.softplus(step)
     step = step.float()
     state.mul_((step.unsqueeze(-1) * _once(A).float()).exp())
-    rows, columns = state.size(0), state.size(-1)
+    rows = state.size(0)
+    columns = state.size(-1)
     groups = B[0].numel() // columns
     by_group = state.view(rows, groups, -1, columns)  # heads of a group, and columns of their values, as one
-    by_group.addcmul_((step * inputs).reshape(rows, groups, -1, 1), B.float().reshape(rows, groups, 1, columns))
-    output = torch.bmm(by_group.flatten(0, 1), C.float().reshape(rows * groups, columns, 1)).view(shape)
+    written = (step * inputs).reshape(rows, groups, -1, 1)
+    by_group.addcmul_(written, B.float().reshape(rows, groups, 1, columns))
+    read_by = C.float().reshape(rows * groups, columns, 1)
+    output = torch.bmm(by_group.flatten(0, 1), read_by).view(shape)
     if D is not None:
         output = torch.addcmul(output, inputs, D.float())
     if z is not None:
@@ -170,7 +175,9 @@ def selective_update(
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without the copies that `expand` has made: Mamba 2 has one step and one decay per head."""
-    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    first = slice(0, 1)
+    everything = slice(None)
+    return tensor[tuple(first if stride == 0 else everything for stride in tensor.stride())]
 
 
 # By the package whose kernel does the same.

@@ -1,18 +1,23 @@
 """The error of a generation that does not fit into memory: it says what to change."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
-def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bool) -> Exception:
+    from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
+
+
+def does_not_fit(error: Exception, input_ids: torch.Tensor, tokens: int, shares: bool) -> Exception:
     """
     Return the error to raise in place of torch's, of the same type. What takes most of the cache is named first.
 
     Args:
         error (`torch.OutOfMemoryError`): What torch raised.
         input_ids (`torch.Tensor` of shape `(B, L)`): Prompts of the completions that were made at once.
-        new (`int`): Tokens of a completion at most.
+        tokens (`int`): Tokens of a completion at most.
         shares (`bool`): Keys and values of a prompt were held once, not once per completion.
 
     Returns:
@@ -29,9 +34,11 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
     """  # noqa: E501
     rows, columns = input_ids.shape
     prompts = len({tuple(row) for row in input_ids.tolist()})
-    of_prompts, of_completions = (prompts if shares else rows) * columns, rows * new
-    share = round(100 * of_completions / max(1, of_prompts + of_completions))
-    shorter = f"lower max_completion_length ({new:,} tokens: {share}% of the cache)"
+    prompts_held = prompts if shares else rows
+    prompt_tokens = prompts_held * columns
+    completion_tokens = rows * tokens
+    share = round(100 * completion_tokens / max(1, prompt_tokens + completion_tokens))
+    shorter = f"lower max_completion_length ({tokens:,} tokens: {share}% of the cache)"
     fewer = f"set generation_rows below {rows:,} (rounds of fewer rows cost time alone)"
     remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
     if not shares and prompts < rows:
@@ -39,16 +46,20 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, new: int, shares: bo
             'set fast_generation=True and micro_batching="exact" '
             f"(each prompt is held {rows / prompts:.3g} times: {100 - share}% of the cache)"
         )
-        remedies.insert(0 if share < 50 else 2, sharing)
+        place = 0 if share < 50 else len(remedies)
+        remedies.insert(place, sharing)
     remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
     return torch.OutOfMemoryError(
-        f"generation: got {rows:,} completions of up to {new:,} tokens for {prompts:,} prompts of up to {columns:,}"
+        f"generation: got {rows:,} completions of up to {tokens:,} tokens for {prompts:,} prompts of up to {columns:,}"
         " that do not fit into memory; expected fewer or shorter ones. "
         f"{remedy[0].upper()}{remedy[1:]}. ({error})"
     )
 
 
-def new_tokens(model: Any, input_ids: torch.Tensor, config: Any) -> int:
+def new_tokens(model: "DecodingModel", input_ids: torch.Tensor, config: "GenerationConfig | None") -> int:
     """Return how many tokens a completion may have at most."""
     config = config or model.generation_config
-    return config.max_new_tokens or max(0, (config.max_length or 0) - input_ids.size(1))
+    if config.max_new_tokens:
+        return config.max_new_tokens
+    longest = config.max_length or 0
+    return max(0, longest - input_ids.size(1))
