@@ -412,16 +412,14 @@ class FastPath(Feature):
             f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
             "fast_generation is False": not args.fast_generation,
         }
-        chosen = next((reason for reason, holds in choices.items() if holds), None)
-        reason = chosen
-        if reason is None and trainer.in_lockstep:
-            reason = "ranks with a part of the model each run the same forwards"
-        elif reason is None and args.torch_compile:
-            reason = "torch.compile would recompile for every shape"
-        elif reason is None:
-            reason = self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
+        obstacles = {
+            "ranks with a part of the model each run the same forwards": trainer.in_lockstep,
+            "torch.compile would recompile for every shape": args.torch_compile,
+        }
+        reasons = [reason for reason, holds in (choices | obstacles).items() if holds]
+        reason = next(iter(reasons), self.speed.barred.get(SpeedPart.PROMPTS_ONCE))
         if reason:
-            self.speed.off(reason, *GENERATION, expected=chosen is not None)
+            self.speed.off(reason, *GENERATION, expected=reason in choices)
         if args.use_vllm or args.use_transformers_continuous_batching:
             return nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
