@@ -1,4 +1,4 @@
-"""What do single settings change in the training of a pretrained chat model?
+"""Single settings in the training of a pretrained chat model.
 
 Question: which findings on tiny models show on a real one (SmolLM2-135M-Instruct, LoRA on all linear layers)? Arms,
 each against plain training of the same task: a divisor ten times as large; a base in 4 bits (NF4); a reward for each

@@ -113,7 +113,7 @@ def test_a_whole_model_without_a_class_for_its_language_model_writes_text(folder
 @pytest.mark.parametrize("model_type", [*MULTIMODAL, "mistral4", "qwen3_vl"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_plan_counts_all_weights(model_type, tied, tokenizer):
-    """Of the language model as of a model of its own, and of the towers beside it."""
+    """The language model is counted like a model of its own, and the towers beside it."""
     config = CONFIG_MAPPING[model_type]()
     config.tie_word_embeddings = tied
     model = small_model(config, tokenizer)

@@ -4,7 +4,7 @@ aside."""
 import gc
 import sys
 import weakref
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -390,12 +390,28 @@ def test_a_call_that_asks_for_more_is_the_models():
     assert rule(state, True, cu_seqlens=torch.tensor([0, 1])) is None
 
 
+@wraps(state_updates.delta_rule)
 def _forgetting(*args, rule=state_updates.delta_rule, initial_state=None, **kwargs):
     return rule(*args, initial_state=initial_state.clone(), **kwargs)[0], initial_state
 
 
+@wraps(state_updates.convolution)
 def _unwritten(states, window, *args, update=state_updates.convolution, **kwargs):
     return update(states, window.clone(), *args, **kwargs)
+
+
+def test_a_function_with_another_parameter_is_left_in_place(tokenizer, functions, monkeypatch):
+    """What the parameter does may not show in the first call."""
+    model = with_states("Qwen3_5Text", tokenizer)
+    file = sys.modules[type(model).__module__]
+    original = file.causal_conv1d_update
+
+    def with_scale(hidden_states, conv_state, weight, bias=None, activation=None, scale=1.0):
+        return scale * original(hidden_states, conv_state, weight, bias, activation)
+
+    monkeypatch.setattr(file, CONVOLUTION, with_scale)
+    assert_same_tokens(model)
+    assert CONVOLUTION not in functions
 
 
 STATE_MUTANTS = {

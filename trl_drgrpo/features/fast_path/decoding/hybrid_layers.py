@@ -1,5 +1,6 @@
 """Layers of hybrids in decoding steps of fewer operations: norms with a gate, and running states in place."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product, starmap
 from types import ModuleType
@@ -83,7 +84,17 @@ class StateUpdate(FusedFunction):
 
 
 def updates_in(files: list[ModuleType]) -> Iterator[tuple[ModuleType, str, StateUpdate]]:
-    """Yield what stands in for functions of models' files: file, name and function."""
+    """Yield what stands in for functions of models' files: file, name and function.
+
+    A function with a parameter of another name is left alone: the first call may not show what it does.
+    """
     for file, name, package in state_updates(files):
         original = getattr(file, name)
-        yield file, name, StateUpdate(original, INSTEAD_OF[package])
+        fused = INSTEAD_OF[package]
+        if _named_parameters(original) <= _named_parameters(fused):
+            yield file, name, StateUpdate(original, fused)
+
+
+def _named_parameters(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}

@@ -88,7 +88,6 @@ def convolution(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
-    **others: Any,
 ) -> torch.Tensor | None:
     """Move the windows of a causal convolution on by a token, and compute its column alone.
 
