@@ -43,6 +43,7 @@ ON_USE = (
     "single_gpu.adapter_targets",
     "single_gpu.memory",
     "single_gpu.merging",
+    "single_gpu.unfit_layers",
     "upstream.completion_tables",
     "upstream.lora_layers",
     "upstream.passed_terms",

@@ -8,7 +8,6 @@ Also here: bitsandbytes repacks 4-bit weights for CPUs with avx512_bf16 at the f
 layer loses its input gradient (or raises, with a bias), and merges and dequantizes to garbage: it is switched off.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from trl_drgrpo.common.errors import InputError, require_for_quantization
 from trl_drgrpo.common.hub_errors import is_adapter
 from trl_drgrpo.common.ranges import refuse_bad_adapter
 from trl_drgrpo.common.reading import user_path
-from trl_drgrpo.upstream.checkpoint_weights import REFERENCE, language_model_name
+from trl_drgrpo.upstream.checkpoint_weights import REFERENCE
 
 if TYPE_CHECKING:
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -69,17 +68,13 @@ def adapt_language_model_only(config: PeftConfig) -> None:
 
 
 def limit_to_language_model(config: PeftConfig | None, model: object) -> None:
-    """Leave the other parts of a multimodal model without an adapter, where the configuration is marked.
-
-    "All linear layers" are those of a vision tower, too. Text never reaches them: they would take memory and learn
-    nothing.
-    """
-    if not getattr(config, _LANGUAGE_MODEL_ONLY, False) or not isinstance(model, PreTrainedModel):
+    """Leave the other parts of a model without an adapter, where the configuration is marked."""
+    if config is None or not isinstance(model, PreTrainedModel):
         return
-    language_model = re.escape(language_model_name(model))
-    if language_model:
-        # PEFT matches this pattern against the whole name of a layer.
-        config.exclude_modules = f"(?!{language_model}).+"  # type: ignore[union-attr]
+    if getattr(config, _LANGUAGE_MODEL_ONLY, False):
+        from trl_drgrpo.single_gpu.unfit_layers import exclude_unfit_layers
+
+        exclude_unfit_layers(config, model)
 
 
 def check_adapter(

@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers: the names of theirs that decoding reads.
+"""PEFT's LoRA layers: the names of theirs that decoding reads, and layers that may have none.
 
 A plain layer adds `lora_B(lora_A(x)) * scaling` of each active adapter to what its base layer gives. Anything else
 (DoRA, embeddings, layers of other kinds) computes something else, and keeps PEFT's forward.
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
+from peft import PeftConfig
+from peft.tuners import tuners_utils
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -104,3 +106,15 @@ def low_rank_factors(layers: Sequence[AdaptedLayer], dtype: torch.dtype) -> tupl
         scaled = [layer.lora_B[name].weight * layer.scaling[name] for name in names]
         ups.append(torch.cat(scaled, dim=1).T.to(dtype))
     return torch.cat(downs).to(dtype), ups
+
+
+def peft_refuses(config: PeftConfig, model: nn.Module, name: str) -> bool:
+    """Tell whether PEFT raises an error for an adapter on layers of this name in this model."""
+    check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
+    if check is None:
+        return False
+    try:
+        check(config, model, name)
+    except ValueError:
+        return True
+    return False

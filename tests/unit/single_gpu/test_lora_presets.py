@@ -6,13 +6,14 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, PeftConfig, get_peft_model
-from tiny_families import tiny
-from transformers import BitsAndBytesConfig
+from tiny_families import configuration_with_states, tiny
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 from trl_drgrpo import DrGRPOConfig, lora_preset, preset_arguments
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.lora_presets import PRESETS, preset_values
+from trl_drgrpo.single_gpu.peft_adapters import limit_to_language_model
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -136,3 +137,21 @@ def test_without_bitsandbytes_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'^preset: got .qlora., but .* `pip install "trl-drgrpo\[qlora\]"`'):
         lora_preset("qlora")
+
+
+@pytest.mark.parametrize("family", ["NemotronH", "FalconH1"])
+def test_a_preset_leaves_out_layers_that_peft_refuses(family, tokenizer):
+    """Kernels of Mamba read the weight of `out_proj` past an adapter."""
+    preset = lora_preset("lora", r=2)
+    with pytest.raises(ValueError, match="out_proj"):
+        get_peft_model(model_with_states(family, tokenizer), preset)
+    model = model_with_states(family, tokenizer)
+    limit_to_language_model(preset, model)
+    names = [name for name, _ in get_peft_model(model, preset).named_parameters() if "lora_A" in name]
+    layers = {name.partition(".lora_A")[0].rpartition(".")[2] for name in names}
+    assert "in_proj" in layers
+    assert "out_proj" not in layers
+
+
+def model_with_states(family, tokenizer):
+    return AutoModelForCausalLM.from_config(configuration_with_states(family, tokenizer))
