@@ -88,8 +88,8 @@ def parity(device, line):
 
 def training(device, line):
     """Seconds of a step by phase, tokens per second, planned and measured memory: ours and stock TRL's."""
-    arms = ("ours", "TRL, dr_grpo, no std")
-    runs = [(shape, method, arm) for shape, method in (("1.5B", "lora"), ("7B", "qlora")) for arm in arms]
+    arms = ("ours", "TRL, dr_grpo, no std")  # ours of both models first: what time is left goes to the others
+    runs = [(shape, method, arm) for arm in arms for shape, method in (("1.5B", "lora"), ("7B", "qlora"))]
     runs += [("1.5B", "full", arm) for arm in arms] + [("1.5B", "lora", "TRL, default")]
     size = Size()
     if device == "cpu":
@@ -299,7 +299,10 @@ def run_part(name, seconds, small):
                 text=True,
                 timeout=None if small else seconds,
             )
-            error = None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+            messages = done.stderr.strip().splitlines() or ["no message"]
+            error = None if done.returncode == 0 else messages[-1]
+            if error:
+                print("\n".join(messages[-25:]), file=sys.stderr, flush=True)
         except subprocess.TimeoutExpired:
             error = f"stopped after {seconds:.0f} s"
         lines = json.loads(output.read_text()) if output.exists() else []
@@ -336,6 +339,7 @@ def main():
     names = {part.__name__: seconds for part, seconds in PARTS.items()}
     parser.add_argument("--call", type=int, choices=CALLS, default=1, help="the parts of this call (default: 1)")
     parser.add_argument("--parts", nargs="+", choices=list(names), help="these parts in their place")
+    parser.add_argument("--seconds", type=float, help="that each part may take, in the place of its own limit")
     parser.add_argument("--part", choices=list(names), help=argparse.SUPPRESS)
     arguments = quietly(parser)
     if arguments.small and arguments.output is None:
@@ -353,7 +357,8 @@ def main():
     end = time.monotonic() + CALL_SECONDS
     parts = {}
     for name in dict.fromkeys(["hardware", *chosen]):
-        part = parts[name] = run_part(name, min(names[name], end - time.monotonic()), arguments.small)
+        limit = arguments.seconds or names[name]
+        part = parts[name] = run_part(name, min(limit, end - time.monotonic()), arguments.small)
         print(f"{name:12}{part['seconds']:>7.1f} s  {part.get('error', '')}", flush=True)
         for values in part["lines"]:
             print("   ", json.dumps(values), flush=True)

@@ -47,14 +47,14 @@ SYSTEM_PROMPT = "Solve the problem step by step. End with the result."
 REWARD = NumericReward()  # the last number, where there is neither a tag nor a box
 
 SIZES = {  # on a GPU; and with `--small`
-    "candidates": (1024, 2),
+    "candidates": (2048, 2),
     "seconds": (130, 1),  # that an arm trains
     "evaluations": (6, 1),
     "held_out": (64, 2),
-    "answers": (4, 2),  # to each held-out problem, in an evaluation
+    "answers": (8, 2),  # to each held-out problem, in an evaluation
     "prompts": (8, 1),  # of a step
     "longest": (256, 4),
-    "sampled_at_once": (512, 8),
+    "sampled_at_once": (2048, 8),
 }
 
 
@@ -157,6 +157,8 @@ def learn(arm, problems, held_out, start, sizes, device):
     logs = [log for log in trainer.state.log_history if "completions/mean_length" in log]
     run["length"] = [log["completions/mean_length"] for log in logs]
     run["reward"] = [log["reward"] for log in logs]
+    if config_class is DrGRPOConfig:
+        run["speed"] = trainer.fast_path.speed.facts()
     return run
 
 
@@ -179,6 +181,10 @@ def main():
     parser.add_argument("--data", type=Path, help="JSON lines with `problem` and `answer`")
     parser.add_argument("--output", type=Path, default=ROOT / "recipes" / "results" / "gpu_learning.json")
     parser.add_argument("--small", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--arms", nargs="+", choices=ORDER, default=list(ORDER))
+    parser.add_argument("--seconds", type=float, help="that each arm trains")
+    parser.add_argument("--rates", type=Path, help="pass rates of the problems: measured into this file if it is new")
+    parser.add_argument("--only-rates", action="store_true", help="measure the pass rates, and end")
     parser.add_argument("--split", type=Path, metavar="FOLDER", help="write the model in parts, and end")
     parser.add_argument("--join", type=Path, metavar="FOLDER", help="put the parts of the model together first")
     arguments = quietly(parser)
@@ -190,10 +196,17 @@ def main():
         join(arguments.join)
     device = "cpu" if arguments.small else "cuda"
     sizes = {name: values[arguments.small] for name, values in SIZES.items()}
+    if arguments.seconds:
+        sizes["seconds"] = arguments.seconds
     begun = time.monotonic()
     lines = arguments.data.read_text(encoding="utf-8").splitlines()
     problems = sorted(map(json.loads, lines), key=lambda row: len(row["problem"]))[: sizes["candidates"]]
-    rates = measure(load_model(device), problems, GROUP, sizes)
+    if arguments.rates and arguments.rates.exists():
+        rates = json.loads(arguments.rates.read_text(encoding="utf-8"))
+    else:
+        rates = measure(load_model(device), problems, GROUP, sizes)
+        if arguments.rates:
+            arguments.rates.write_text(json.dumps(rates), encoding="utf-8")
     train_set, held_out = choose(problems, rates)
     if arguments.small:  # hardly any problem is solved in so few tokens
         train_set = held_out = problems
@@ -202,11 +215,13 @@ def main():
         f"{sum(rates) / len(rates):.1%} of the answers to {len(rates)} problems are correct; {len(train_set)} problems"
     )
     print(f"to train on, {len(held_out)} held out, after {time.monotonic() - begun:.0f} s", flush=True)
+    if arguments.only_rates:
+        return None
     start = measure(load_model(device), held_out, sizes["answers"], sizes)
     results = {**provenance("make gpu-learning"), "sizes": sizes, "candidate_rates": rates, "runs": []}
     results["hardware"] = "CPU, tiny sizes" if device == "cpu" else torch.cuda.get_device_name()
     results["problems"] = {"train": len(train_set), "held_out": len(held_out)}
-    for arm in ORDER:
+    for arm in arguments.arms:
         results["runs"].append(learn(arm, train_set, held_out, sum(start) / len(start), sizes, device))
         arguments.output.write_text(
             json.dumps(results) + "\n", encoding="utf-8"

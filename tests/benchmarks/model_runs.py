@@ -242,6 +242,8 @@ def run(shape, method, arm, size, device, steps=4):
             trainer.train()
             result |= phases.seconds()
             result["tokens_per_s"] = size.rows * size.completion / result["step_s"]
+            if ARMS[arm] is None:
+                result["speed"] = trainer.fast_path.speed.facts()
             if device != "cpu":
                 result |= {"measured_bytes": max(phases.peaks.values()), "measured": phases.peaks}
     except torch.OutOfMemoryError as error:

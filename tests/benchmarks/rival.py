@@ -5,7 +5,7 @@ on all linear layers, beta 0, the objective of Dr. GRPO in every arm, 8 prompts 
 each, three of the eight groups without signal. Every arm runs in a process of its own:
 
 - `gradient`: one step over the same fixed completions, against a float32 gradient written out in plain PyTorch;
-- `speed`: five steps; seconds of the first, medians of the others, tokens per second, peak of memory;
+- `speed`: four steps; seconds of the first, medians of the others, tokens per second, peak of memory;
 - `memory`: one step over two fixed completions of 8,192, 16,384 and 32,256 tokens: seconds and peak.
 
 Run on a machine with CUDA, each call under ten minutes: `make rival MODEL="Qwen3 1.7B"`, `make rival MODEL="Qwen3 4B"`
@@ -37,6 +37,7 @@ LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 IN_FOUR_BITS = ("Qwen3 4B",)
 LONG = (8192, 16384, 32256)
 CALL_SECONDS = 570  # of ten minutes
+SPEED_STEPS = 4  # the first of which warms up
 TASK_SECONDS = {"prepare": 120, "gradient": 60, "speed": 90, "memory": 150}
 
 # What the card's machine lacks: Python 3.12 with torch, transformers, accelerate and peft.
@@ -314,7 +315,7 @@ class Watch:
     """Seconds of steps and generations, and gradients: a callback for any TRL."""
 
     @staticmethod
-    def of(trainer, device):
+    def of(trainer, device, note=lambda watch: None):
         import torch
         from transformers import TrainerCallback
 
@@ -337,6 +338,8 @@ class Watch:
 
             def on_step_end(self, *args, **kwargs):
                 self.times.append(now())
+                if len(self.generations) > 1:
+                    note(self)
 
         watch = Callback()
         generate = trainer._generate
@@ -374,15 +377,26 @@ def gradient(arm, folder, sizes, bits, device, output):
 
 
 def speed(arm, folder, sizes, bits, device, output):
-    """Seconds by phase, tokens per second and the peak of memory."""
-    trainer = build_trainer(arm, folder, sizes, bits, device, output, 5)
-    watch = Watch.of(trainer, device)
+    """Seconds by phase, tokens per second and the peak of memory; written after each step, in case that time ends."""
+    trainer = build_trainer(arm, folder, sizes, bits, device, output, SPEED_STEPS)
+
+    def write(watch):
+        write_result(Path(output).parent, _seconds(watch, sizes, trainer, device))
+
+    watch = Watch.of(trainer, device, write)
     trainer.train()
+    return _seconds(watch, sizes, trainer, device)
+
+
+def _seconds(watch, sizes, trainer, device):
+    """Medians of all steps but the first."""
     steps = [end - begin for begin, end in itertools.pairwise(watch.times)]
     step, generation = statistics.median(steps[1:]), statistics.median(watch.generations[1:])
     tokens = sizes.prompts * GROUP * sizes.completion
     seconds = {"first_step_s": steps[0], "step_s": step, "generation_s": generation, "rest_s": step - generation}
-    return {**seconds, "tokens_per_s": tokens / step, "generated_per_s": tokens / generation, **peak(device)}
+    rates = {"steps": len(steps), "tokens_per_s": tokens / step, "generated_per_s": tokens / generation}
+    used = {"speed": trainer.fast_path.speed.facts()} if hasattr(trainer, "fast_path") else {}
+    return {**seconds, **rates, **peak(device), **used}
 
 
 def memory(arm, folder, sizes, bits, device, output):
@@ -443,6 +457,8 @@ def run_alone(task, arm, arguments, work, seconds):
         )
         lines = process.stderr.strip().splitlines() or ["no message"]
         error = None if process.returncode == 0 else lines[-1]
+        if error:
+            print("\n".join(lines[-25:]), file=sys.stderr, flush=True)
     except subprocess.TimeoutExpired:
         error = f"stopped after {seconds:.0f} s"
     values = json.loads(result.read_text()) if result.exists() else {}
@@ -462,7 +478,11 @@ def run_task(arguments):
     else:
         task = {"gradient": gradient, "speed": speed, "memory": memory}[arguments.task]
         values = task(arguments.arm, folder, sizes, bits, device, f"{arguments.work}/out")
-    Path(arguments.work, "result.json").write_text(json.dumps(values))
+    write_result(arguments.work, values)
+
+
+def write_result(work, values):
+    Path(work, "result.json").write_text(json.dumps(values))
 
 
 def main():
