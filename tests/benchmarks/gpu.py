@@ -3,7 +3,7 @@
 Each part runs in a process of its own with a time limit: one that fails, or takes too long, is recorded as such and
 the next one runs. A line is written as soon as it is known, so that a part that is stopped keeps what it has measured.
 Results go to `recipes/results/gpu.json`, and are printed as the evidence page shows them. A second call on the same
-card and commit adds its parts to those of the first.
+card and commit adds its parts to those of the first; any other call stands behind it.
 
 Run: `make gpu`, then `make gpu CALL=2`, on a machine with CUDA; or this file with `--parts adapters lengths`.
 `--small` runs every part with tiny shapes on a CPU: it shows that the script works and says nothing about a GPU.
@@ -173,7 +173,8 @@ def adapters(device, line):
         for parameter in adapted.parameters():  # the trainer keeps adapters in float32
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-        arms = {"adapters": nullcontext, "adapters, layers as they are": nullcontext, "none": adapted.disable_adapter}
+        # Without adapters first: what the next arm switches off stays off.
+        arms = {"adapters": nullcontext, "none": adapted.disable_adapter, "adapters, layers as they are": nullcontext}
         for arm, context in arms.items():
             if arm == "adapters, layers as they are" and not _layers_as_they_are(adapted):
                 line(
@@ -328,6 +329,20 @@ def table(results):
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def adapters_table(results):
+    """Markdown: decoding with adapters, and what fused layers and joined adapters save."""
+    rows = [("model", "method", "adapters", "tokens/s"), ("---",) * 4]
+    for line in _lines(results, "adapters"):
+        rows.append((line["shape"], line["method"], line["arm"], f"{line['tokens_per_s']:.0f}"))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def tables(calls):
+    """The tables of all calls, in their order; those without a line are left out."""
+    made = [make(call) for call in calls for make in (table, adapters_table)]
+    return [text for text in made if text.count("\n") > 1]
+
+
 def _lines(results, *parts):
     return [line for part in parts for line in results["parts"].get(part, {}).get("lines", ())]
 
@@ -367,11 +382,12 @@ def main():
     facts = parts.pop("hardware")["lines"][0]
     about = {"hardware": facts, **provenance("make gpu"), "versions": installed_versions(PACKAGES)}
     output = arguments.output or ROOT / "recipes" / "results" / "gpu.json"
-    earlier = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
-    if all(earlier.get(name) == about[name] for name in ("hardware", "commit", "versions")):
-        parts = {**earlier["parts"], **parts}
-    output.write_text(json.dumps({**about, "parts": parts}, indent=1) + "\n", encoding="utf-8")
-    print(table({**about, "parts": parts}))
+    calls = json.loads(output.read_text(encoding="utf-8"))["calls"] if output.exists() else []
+    if calls and all(calls[-1].get(name) == about[name] for name in ("hardware", "commit", "versions")):
+        parts = {**calls.pop()["parts"], **parts}
+    calls.append({**about, "parts": parts})
+    output.write_text(json.dumps({"calls": calls}, indent=1) + "\n", encoding="utf-8")
+    print("\n\n".join(tables(calls[-1:])))
     return any("error" in part for part in parts.values())
 
 

@@ -17,6 +17,7 @@ The model is that of the extra `smollm2`, one file of 98 MB. To carry it in part
 import gc
 import importlib.util
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -32,10 +33,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes" / "studies"))
 
 from chat_model import Budget, pass_rates
-from pace import ARMS, SHARES
+from pace import ARMS
 
 from trl_drgrpo import DrGRPOConfig, lora_preset
-from trl_drgrpo.demo.pace import reached
 from trl_drgrpo.demo.smollm2 import GGUF_FILE, smollm2_folder
 from trl_drgrpo.rewards import NumericReward
 from trl_drgrpo.upstream.versions import provenance
@@ -164,15 +164,14 @@ def learn(arm, problems, held_out, start, sizes, device):
 
 def table(results):
     """Markdown: a line for each arm."""
-    runs = results["runs"]
-    goals = [share / 100 * max(run["pass_rate"][-1] for run in runs) for share in SHARES]
-    head = ["trainer", "steps", "s a step", "accuracy before, %", "after, %", *(f"s to {g:.0%}" for g in goals)]
+    head = ["trainer", "steps", "first step, s", "s a step", "accuracy before, %", "after, %", "peak, GB"]
     lines = [head, ["---"] * len(head)]
-    for run in runs:
-        steps = run["step_seconds"]
+    for run in results["runs"]:
+        first, *others = run["step_seconds"]
+        seconds = [f"{first:.1f}", f"{statistics.median(others):.1f}" if others else ""]
         accuracies = [f"{100 * run['pass_rate'][place]:.1f}" for place in (0, -1)]
-        cells = [ARMS[run["arm"]].label, str(len(steps)), f"{sum(steps) / len(steps):.2f}", *accuracies]
-        lines.append([*cells, *(f"{reached(run, goal):.0f}" for goal in goals)])
+        peak = [f"{run['peak_gpu_bytes'] / 1e9:.1f}" if "peak_gpu_bytes" in run else ""]
+        lines.append([ARMS[run["arm"]].label, str(len(run["step_seconds"])), *seconds, *accuracies, *peak])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

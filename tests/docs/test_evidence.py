@@ -13,6 +13,7 @@ import credit
 import dynamic_sampling
 import forks
 import gpu
+import gpu_learning
 import guessing
 import high_rate
 import length_bias
@@ -199,8 +200,13 @@ def test_the_evidence_quotes_the_demo():
 
 
 def test_the_evidence_shows_what_a_gpu_has_said():
-    results = json.loads((RECIPES / "results" / "gpu.json").read_text())
-    assert gpu.table(results) in (RECIPES / "studies/gpu.md").read_text()
+    page = (RECIPES / "studies/gpu.md").read_text()
+    for table in gpu.tables(read("gpu")["calls"]):
+        assert table in page
+    assert gpu_learning.table(read("gpu_learning")) in page
+    (ours,) = [line for call in read("rival")["calls"] for line in call["lines"] if "step_s" in line]
+    told = f"{ours['step_s']:.1f} s a step (generation {ours['generation_s']:.1f} s, {ours['generated_per_s']:,.0f} tokens/s)"
+    assert told in " ".join(page.split())
 
 
 def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):
