@@ -134,8 +134,8 @@ def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str,
         # The texts of the nodes: `NAME: 1.0` sets "1.0", and `NAME: yes` sets "yes".
         name = key.value
         text = value.value
-        both = name + text
-        if not name or "=" in name or "\0" in both or not is_unicode(both):
+        entry = name + text
+        if not name or "=" in name or "\0" in entry or not is_unicode(entry):
             got = shortened({name: text})
             raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
         variables[name] = text

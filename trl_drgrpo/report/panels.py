@@ -205,11 +205,11 @@ def _reward_panels(metrics: Collection[str]) -> list[Panel]:
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
     """Return the logged metrics that neither a panel nor the heat map draws, sorted."""
-    others = {name for name in metrics if not name.startswith(BY_DIFFICULTY)}
+    undrawn = {name for name in metrics if not name.startswith(BY_DIFFICULTY)}
     for panel in panels:
         for line in panel.lines:
-            others.difference_update(line.metrics)
-    return sorted(others)
+            undrawn.difference_update(line.metrics)
+    return sorted(undrawn)
 
 
 def difficulty_metric(kind: str, bucket: str) -> str:
