@@ -26,6 +26,8 @@ from trl_drgrpo.rewards.columns import ask, check_columns
 Row = dict[str, Any]
 # Options that no row depends on.
 _NOT_IN_THE_ROWS = ("output", "sft_output", "command", "run", "places")
+# Key of the note beside a file. After each group: problems that are done, and lines of the file.
+_GROUPS = "whole_groups"
 
 
 def prompt_rows(
@@ -52,13 +54,16 @@ def prompt_rows(
         dataset = load_data(source, name=values.get("dataset_config"), split=split)
     dataset = rename_columns(dataset, values.get("rename_columns") or ())
     columns = check_prompts(dataset, source)
+    gold_columns = [column for column in columns if column != "prompt"]
     for name, reward, more_columns in rewards:
         check_columns(reward, [*columns, *more_columns], name)
-        ask(reward, "check_values", column_values(dataset, [column for column in columns if column != "prompt"]))
+        ask(reward, "check_values", column_values(dataset, gold_columns))
         ask(reward, "check")
+    # Values are checked in all rows, also with a limit.
     if limit is not None:
         dataset = dataset.select(range(min(limit, len(dataset))))
-    return [dict(row) for row in prompted(dataset, values.get("prompt_template"), values.get("system_prompt"))]
+    dataset = prompted(dataset, values.get("prompt_template"), values.get("system_prompt"))
+    return [dict(row) for row in dataset]
 
 
 def refuse_low_numbers(args: argparse.Namespace, **lowest: int) -> None:
@@ -112,22 +117,26 @@ def completed_rows(
             there.
     """
     path = Path(path)
+    # As the note gives them back, in which tuples are lists and keys are texts: they are compared with it.
     facts = scrubbed(json.loads(json.dumps(facts)))
     refuse_irregular(field, path)
     beside = path.with_suffix(f".{kind}.json")
     with sole_writer(field, path, is_file=True):
         groups = _whole_groups(path, beside, kind, facts, field)
+        # Rows up to a line that was torn off.
         lines = []
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
-        rows = list(takewhile(bool, map(_read, lines)))  # up to a line that was torn off
-        while groups[-1][1] > len(rows):  # the note has a group that the file lost
+        rows = list(takewhile(bool, map(_read, lines)))
+        # Groups that the note has and the file has lost are done again.
+        while groups[-1][1] > len(rows):
             groups.pop()
         first, end = groups[-1]
         rows = rows[:end]
 
         def note() -> None:
-            write_whole(beside, json.dumps({**facts, _GROUPS: groups}) + "\n")
+            content = {**facts, _GROUPS: groups}
+            write_whole(beside, json.dumps(content) + "\n")
 
         def what_is_safe() -> str:
             return (
@@ -136,7 +145,8 @@ def completed_rows(
             )
 
         with room_needed(path.parent, what_is_safe):
-            note()  # first: a file without the note would belong to no command
+            # The note comes first: a file without it would belong to no command.
+            note()
             with path.open("ab") as file:
                 file.truncate(sum(map(len, lines[:end])))
         if first:
@@ -149,6 +159,7 @@ def completed_rows(
                 file.write(to_lines(new_rows).encode())
                 file.flush()
                 rows += new_rows
+                # A group has seeds of its own, so only a whole one may be gone on behind.
                 if done % group == 0 or done == total:
                     groups.append((done, len(rows)))
                     note()
@@ -156,29 +167,30 @@ def completed_rows(
     return rows
 
 
-_GROUPS = "whole_groups"  # after each: problems that are done, lines of the file
-
-
 def _whole_groups(path: Path, beside: Path, kind: str, facts: Mapping[str, Any], field: str) -> list[tuple[int, int]]:
     """Return the groups that the file holds; refuse a file of another command."""
     expected = f"a new file, or one of the same {kind}"
     if not path.exists():
+        # A note without its file is one of an interrupted start; any other file of that name is somebody's.
         if beside.exists() and _GROUPS not in beside.read_text(encoding="utf-8", errors="replace"):
             got = f"{path}, beside which {beside.name} was not written by this command"
             raise InputError(field, got, expected, "Name another file.")
         return [(0, 0)]
+    # There may be no note, or one that somebody has edited.
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
-        groups = [(int(done), int(rows)) for done, rows in before.pop(_GROUPS, [])] or [(0, 0)]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # none, or somebody edited it
+        groups = [(int(done), int(rows)) for done, rows in before.pop(_GROUPS, [])]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         got = f"{path}, which exists and was not written by this command"
         raise InputError(field, got, expected, "Name another file.") from None
     for name in {**before, **facts}:
-        if before.get(name) != facts.get(name):
-            got = f"{path}, written with {name} {shortened(before.get(name))}, not {shortened(facts.get(name))}"
+        old = before.get(name)
+        new = facts.get(name)
+        if old != new:
+            got = f"{path}, written with {name} {shortened(old)}, not {shortened(new)}"
             remedy = "Run the same command to continue, name another file, or delete this one."
             raise InputError(field, got, expected, remedy)
-    return groups
+    return groups or [(0, 0)]
 
 
 def _read(line: bytes) -> Row:
@@ -194,7 +206,8 @@ def _read(line: bytes) -> Row:
 
 def to_lines(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as JSON Lines."""
-    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+    return "".join(lines)
 
 
 def write_rows(path: str, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -15,11 +15,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli.short_commands import stay_offline_and_quiet
 from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.host_proof import proving
+
+if TYPE_CHECKING:
+    from trl_drgrpo.check.credit import CreditResult
+    from trl_drgrpo.check.parity import CaseResult
+    from trl_drgrpo.upstream.hooks import LossTerm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,18 +32,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--full", action="store_true", help="all 48 combinations of the matrix, about a minute")
     parts.add_argument("--credit", action="store_true", help="the enumerated expected gradients only, seconds")
-    proof = (
-        "the proof that a first training makes on versions that were not tested, now and on any versions: gradient, "
-        "tokens, merged adapters and the parts of the fast path of a tiny model; seconds"
+    parts.add_argument(
+        "--proof",
+        action="store_true",
+        help=(
+            "the proof that a first training makes on versions that were not tested, now and on any versions: "
+            "gradient, tokens, merged adapters and the parts of the fast path of a tiny model; seconds"
+        ),
     )
-    parts.add_argument("--proof", action="store_true", help=proof)
-    term = "a `LossTerm` of yours: does it stay exact under the fast path? Seconds"
-    parts.add_argument("--loss_term", metavar="FILE.py:CLASS", action="append", help=term)
-    model = (
-        "a model's folder (its config.json is enough) or Hub id: which parts of the fast path it gets, whether its "
-        "gradient and tokens are right, and whether it can be planned, by a small random model of the kind; seconds"
+    parts.add_argument(
+        "--loss_term",
+        metavar="FILE.py:CLASS",
+        action="append",
+        help="a `LossTerm` of yours: does it stay exact under the fast path? Seconds",
     )
-    parts.add_argument("--model", metavar="NAME_OR_FOLDER", help=model)
+    parts.add_argument(
+        "--model",
+        metavar="NAME_OR_FOLDER",
+        help=(
+            "a model's folder (its config.json is enough) or Hub id: which parts of the fast path it gets, whether "
+            "its gradient and tokens are right, and whether it can be planned, by a small random model of the kind; "
+            "seconds"
+        ),
+    )
     parser.add_argument("--trust_remote_code", action="store_true", help="with --model: run the code in its folder")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every case, not only those that fail")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
@@ -50,13 +66,16 @@ def run(args: argparse.Namespace) -> int:
         return _check_model(args)
     if args.trust_remote_code:
         raise InputError("--trust_remote_code", "no --model", "--model with it", "Name the model, or remove it.")
-    stay_offline_and_quiet()  # nothing here needs the network, and TRL would report the run
+    # Nothing here needs the network, and TRL would report the run.
+    stay_offline_and_quiet()
     terms = [_loss_term(path) for path in args.loss_term or ()]
     check = _Check(args.verbose, args.json)
+    # The cheapest comparison comes first. Behind a name that has moved, the others would fail for that reason alone.
     with proving(), _without_warnings():
         check.compare_hosts(args)
         if check.has_moved:
             return check.end("TRL has changed where this package relies on it: nothing further was run.")
+        # A flag for one part asks for that part alone.
         if terms:
             return check.end(check.compare_loss_terms(terms))
         if args.proof:
@@ -89,24 +108,30 @@ class _Check:
         from trl_drgrpo.upstream.seams import check_upstream, vanished_texts
         from trl_drgrpo.upstream.versions import provenance, untested_versions
 
-        flags = "".join(f" --{name}" for name in ("full", "credit", "proof", "json") if getattr(args, name))
+        command = "trl-drgrpo check"
+        for name in ("full", "credit", "proof", "json"):
+            if getattr(args, name):
+                command += f" --{name}"
+        # Problems by name; an empty text is none.
         seams = check_upstream()
         decoding = check_decoding()
+        # A source text that has changed may compute the same: a proof decides, not the text.
         vanished = vanished_texts()
         self.has_moved = any(problem for name, problem in seams.items() if name not in vanished)
         self.is_slow = any(decoding.values())
         self.must_prove = bool(vanished or untested_versions())
         self.report = {
-            **provenance(f"trl-drgrpo check{flags}"),
+            **provenance(command),
             "seams": {name: problem or "ok" for name, problem in seams.items()},
             "decoding_seams": {name: problem or "ok" for name, problem in decoding.items()},
         }
-        self._say("  ".join(f"{package} {number}" for package, number in self.report["versions"].items()))
+        self._say(_versions(self.report))
         self._say("\nInternals of trl.GRPOTrainer that this package relies on")
         for name, problem in seams.items():
             who_decides = " (a proof decides)" if name in vanished else ""
             self._say_case(not problem, f"{name}{_after_colon(problem)}{who_decides}")
-        self._say(f"  {sum(not problem for problem in seams.values())} of {len(seams)} are as expected")
+        expected = list(seams.values()).count("")
+        self._say(f"  {expected} of {len(seams)} are as expected")
         for name, problem in decoding.items():
             self._say_case(not problem, f"{name} (generation in transformers){_after_colon(problem)}")
 
@@ -117,6 +142,7 @@ class _Check:
         from trl_drgrpo.host_proof.proof import prove
         from trl_drgrpo.trainer import DrGRPOTrainer
 
+        # A proof is kept for these versions, and training looks there first.
         if make or self.must_prove:
             proof = prove(DrGRPOTrainer, hosts())
             if not keep(proof):
@@ -131,7 +157,8 @@ class _Check:
         self.is_wrong = bool(proof.wrong)
         self._say(f"\nProof of these versions on a tiny model ({proof.seconds:.0f} s)")
         for name, difference in proof.differences.items():
-            self._say_case(name not in proof.wrong, proof.wrong.get(name) or f"{difference:.1e}  {name}")
+            line = proof.wrong.get(name) or f"{difference:.1e}  {name}"
+            self._say_case(name not in proof.wrong, line)
         largest = max(proof.differences.values())
         self._say(f"  gradients and merged adapters: largest difference {largest:.1e} from those of TRL and PEFT")
         self._say(f"  {proof.equal_tokens:.0%} of the completions are those of transformers' own loop")
@@ -161,7 +188,7 @@ class _Check:
         results = self._run_cases(map(credit.run_credit_case, credit.credit_cases()), _credit, "difference")
         self.report["credit"] = [vars(result) for result in results]
 
-    def compare_loss_terms(self, terms: Sequence[Any]) -> str:
+    def compare_loss_terms(self, terms: Sequence["LossTerm | type[LossTerm]"]) -> str:
         """Compare the gradient with loss terms in TRL's micro-batches and in others; return the verdict."""
         from trl_drgrpo.check.term_proof import check_loss_terms
 
@@ -188,8 +215,9 @@ class _Check:
         self._say(f"\n{verdict}")
         if self.is_slow:
             self._say("Generation or training is slower here than it need be; the lines above say why.")
-        all_passed = all(result.passed for result in self.results)
-        passed = all_passed and not (self.has_moved or self.is_slow or self.is_wrong)
+        passed = all(result.passed for result in self.results)
+        if self.has_moved or self.is_slow or self.is_wrong:
+            passed = False
         if self.prints_json:
             print(json.dumps({**self.report, "passed": passed}, indent=2))
         return 0 if passed else 1
@@ -199,15 +227,18 @@ class _Check:
             print(text, flush=True)
 
     def _say_case(self, passed: bool, text: str) -> None:
+        mark = "ok  " if passed else "FAIL"
         if self.is_verbose or not passed:
-            self._say(f"  {'ok  ' if passed else 'FAIL'} {text}")
+            self._say(f"  {mark} {text}")
 
     def _run_cases(self, cases: Iterable[Any], line: Callable[[Any], str], difference: str) -> list[Any]:
         """Say each result as soon as it is there, then their summary; return them."""
+        # Cases are run as they are asked for: some take seconds.
         results = []
         for result in cases:
             self._say_case(result.passed, line(result))
             results.append(result)
+        # A control passes where it differs, so its difference says nothing of how exact the others are.
         exact = [result for result in results if not result.control]
         controls = [result for result in results if result.control]
         largest = max((getattr(result, difference) for result in exact), default=math.nan)
@@ -221,8 +252,14 @@ def _after_colon(problem: str) -> str:
     return f": {problem}" if problem else ""
 
 
-def _flat(result: Any) -> dict[str, Any]:
+def _versions(report: Mapping[str, Any]) -> str:
+    versions = [f"{package} {number}" for package, number in report["versions"].items()]
+    return "  ".join(versions)
+
+
+def _flat(result: "CaseResult") -> dict[str, Any]:
     """Return the fields of a result and of its case as one mapping."""
+    # The case itself is no JSON; its fields stand beside those of the result.
     fields = vars(result.case) | vars(result)
     del fields["case"]
     return fields
@@ -234,20 +271,21 @@ def _loss_term(path: str) -> Any:
     from trl_drgrpo.upstream.hooks import LossTerm
 
     term = resolve_object(path, "loss_term")
-    if not (isinstance(term, LossTerm) or (isinstance(term, type) and issubclass(term, LossTerm))):
+    is_class = isinstance(term, type) and issubclass(term, LossTerm)
+    if not (is_class or isinstance(term, LossTerm)):
         remedy = "Derive it from trl_drgrpo.LossTerm."
         raise InputError("loss_term", f"{path}, {shortened(term)}", "a LossTerm, or a class of them", remedy)
     return term
 
 
-def _loss_term_case(result: Any) -> str:
+def _loss_term_case(result: "CaseResult") -> str:
     must = " (must differ)" if result.control else ""
     return f"{result.gradient_difference:9.1e}  {result.case.name}{must}"
 
 
 def _lacks_parts(parts: Mapping[str, str]) -> bool:
-    """Return whether a part of the fast path is off that any machine has."""
-    return any(reason != "yes" for part, reason in parts.items() if part != "recorded steps")
+    """Tell whether a part of the fast path is off that any machine has: all but recorded steps, which need CUDA."""
+    return any(reason != "yes" and part != "recorded steps" for part, reason in parts.items())
 
 
 def _speed_of_tiny_model() -> dict[str, str]:
@@ -263,7 +301,8 @@ def _check_model(args: argparse.Namespace) -> int:
     from trl_drgrpo.check.small import read_config
     from trl_drgrpo.cli.run_keys import model_path
 
-    config = read_config(model_path(args.model), args.trust_remote_code)  # may ask the Hub; nothing behind it does
+    # The configuration may come from the Hub. Nothing behind it needs the network.
+    config = read_config(model_path(args.model), args.trust_remote_code)
     stay_offline_and_quiet()
     from trl_drgrpo.check.model import check_model
     from trl_drgrpo.host_proof.comparison import TOLERANCE
@@ -275,18 +314,20 @@ def _check_model(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report, indent=2))
         return 0 if result.passed else 1
-    print("  ".join(f"{package} {number}" for package, number in report["versions"].items()))
+    print(_versions(report))
     print(f"\nThe fast path of {result.architecture}, made small, with random weights")
-    for part, reason in result.parts.items():
-        print(f"  {part:24} {reason if reason == 'yes' else 'no: ' + reason}")
-    billions = "" if result.parameters is None else f", {result.parameters / 1e9:.2f} billion weights"
-    print(f"  {'plan':24} {result.plan if result.plan == 'yes' else 'no: ' + result.plan}{billions}")
+    for part, reason in {**result.parts, "plan": result.plan}.items():
+        line = reason if reason == "yes" else f"no: {reason}"
+        if part == "plan" and result.parameters is not None:
+            line += f", {result.parameters / 1e9:.2f} billion weights"
+        print(f"  {part:24} {line}")
     print(f"  gradient {result.gradient_difference:.1e} from that of TRL's micro-batches (at most {TOLERANCE:.0e})")
     print(f"  {result.equal_tokens:.0%} of the completions are those of transformers' own loop")
-    right = "Its gradient and its tokens are right here."
-    wrong = "Its gradient or its tokens are WRONG here: set micro_batching='upstream', and report it."
-    print(f"\n{right if result.passed else wrong}")
-    return 0 if result.passed else 1
+    if not result.passed:
+        print("\nIts gradient or its tokens are WRONG here: set micro_batching='upstream', and report it.")
+        return 1
+    print("\nIts gradient and its tokens are right here.")
+    return 0
 
 
 @contextmanager
@@ -301,18 +342,20 @@ def _without_warnings() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _case(result: Any) -> str:
+def _case(result: "CaseResult") -> str:
     case = result.case
     geometry = f"{case.micro_batch} x {case.accumulation} / {case.steps_per_generation} / {case.num_iterations}"
-    settings = f"{geometry:26} {case.beta:5g} {'yes' if case.lora else 'no':>5}"
+    lora = "yes" if case.lora else "no"
     must = f" (must differ: cosine {result.cosine:.2f})" if case.control else ""
-    return f"{settings} {result.loss_difference:9.1e} {result.gradient_difference:9.1e}  {case.name}{must}"
+    differences = f"{result.loss_difference:9.1e} {result.gradient_difference:9.1e}"
+    return f"{geometry:26} {case.beta:5g} {lora:>5} {differences}  {case.name}{must}"
 
 
-def _credit(result: Any) -> str:
+def _credit(result: "CreditResult") -> str:
     must = " (must differ: what is left at the best learning rate)" if result.control else ""
     return f"{result.environment:26} {result.difference:9.1e}  {result.credit}{must}"
 
 
 def _passed(results: Sequence[Any]) -> str:
-    return f"{sum(result.passed for result in results)} of {len(results)}"
+    passed = sum(result.passed for result in results)
+    return f"{passed} of {len(results)}"

@@ -28,28 +28,35 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
+        # argparse gives nothing but its finished message: what is wrong is read from it.
         remedy = f"See `{self.prog} --help`."
         missing = re.fullmatch(r"the following arguments are required: (.+)", message)
         if missing:
-            names = re.sub(r"(--\w+)/--\w+", r"\1", missing[1])  # without the aliases
+            # `--model_name_or_path/--model`: without the aliases.
+            names = re.sub(r"(--\w+)/--\w+", r"\1", missing[1])
             raise InputError(names, "nothing", "a value", remedy)
+        # For example `argument --seed/-s: invalid int value: 'x'`.
         field, colon, problem = message.removeprefix("argument ").partition(": ")
         if not colon:
             got = f"an invalid command line ({message})"
             raise InputError("command line", got, "flags with their values", remedy)
-        field = field.partition("/")[0]
+        got = problem
+        expected = "flags with their values"
         choice = re.fullmatch(r"invalid choice: (.+) \(choose from (.+)\)", problem)
-        if choice:
-            choices = [name.strip("' ") for name in choice[2].split(",")]
-            remedy = did_you_mean(choice[1].strip("'"), choices, remedy)
-            raise InputError(field, choice[1], f"one of {', '.join(choices)}", remedy)
         value = re.fullmatch(r"invalid (int|float) value: (.+)", problem)
-        if value:
+        if choice:
+            got = choice[1]
+            # Newer releases of Python write choices without quotes.
+            choices = [name.strip("' ") for name in choice[2].split(",")]
+            expected = f"one of {', '.join(choices)}"
+            remedy = did_you_mean(got.strip("'"), choices, remedy)
+        elif value:
+            got = value[2]
             expected = {"int": "a whole number", "float": "a number"}[value[1]]
-            raise InputError(field, value[2], expected, remedy)
-        if problem.startswith("expected"):
-            raise InputError(field, "no value", problem.removeprefix("expected "), remedy)
-        raise InputError(field, problem, "flags with their values", remedy)
+        elif problem.startswith("expected"):
+            got = "no value"
+            expected = problem.removeprefix("expected ")
+        raise InputError(field.partition("/")[0], got, expected, remedy)
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
@@ -57,11 +64,14 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     if not unknown:
         return
     flags = [option for option in parser._option_string_actions if option.startswith("--")]
-    first = next((token for token in unknown if token.startswith("-")), unknown[0])
-    name = first.split("=", 1)[0]
+    # A value is left over behind an unknown flag: the flag is what is wrong.
+    unknown_flags = [token for token in unknown if token.startswith("-")]
+    name = [*unknown_flags, *unknown][0].split("=", 1)[0]
     listing = "--help_all" if "--help_all" in flags else "--help"
     remedy = remedy_for_name(name, flags, f"`{parser.prog} {listing}` lists the flags.")
-    if re.fullmatch(r"--(max|num)[_-](prompts|problems|rows|samples|examples)", name) and "--limit" in flags:
+    # Names of the same thing in other tools, too far from ours for a nearest one.
+    limits = r"--(max|num)[_-](prompts|problems|rows|samples|examples)"
+    if "--limit" in flags and re.fullmatch(limits, name):
         remedy = "--limit takes the first ones only."
     got = "an unknown flag" if name.startswith("-") else "a value without a flag"
     raise InputError(name, got, f"a flag of {parser.prog}", remedy)
@@ -88,7 +98,8 @@ def print_numbers(numbers: Mapping[str, Any], **files: Any) -> None:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; the first column is aligned to the left, numbers behind it to the right."""
-    first_width, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    first_width, *widths = [max(map(len, column)) for column in columns]
     lines = []
     for first, *cells in rows:
         line = [first.ljust(first_width), *map(str.rjust, cells, widths)]
@@ -99,6 +110,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def add_model(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
     """Add the model that a command starts from, in both spellings, as `args.model`."""
     parser.add_argument("--model_name_or_path", "--model", dest="model", help=text, **options)
+
+
+def add_default(parser: argparse._ActionsContainer, flag: str, default: Any, text: str = "", **options: Any) -> None:
+    """Add a flag with a default: its values have the default's type, and its help ends with it."""
+    shown = str(default).removesuffix(".0")
+    text = f"{text} (default: {shown})".lstrip()
+    parser.add_argument(flag, type=type(default), default=default, help=text, **options)
 
 
 def stdout_to_stderr() -> AbstractContextManager[Any]:
@@ -115,11 +133,14 @@ def report_error(error: BaseException, args: argparse.Namespace | None = None) -
         return
     if os.environ.get("TRL_DRGRPO_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
+    # The user's own function: where it failed is what helps.
     elif isinstance(error, RewardError) and error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)  # it is the user's own function: where it failed is what helps
+        traceback.print_exception(error.__cause__)
     values = vars(args) if args else {}
+    message = " ".join(str(error).split())
+    line = f"error: {message}"
+    # `generation_kwargs: top_k` is about the key generation_kwargs.
     key = getattr(error, "field", "").partition(":")[0]
-    line = f"error: {' '.join(str(error).split())}"
     if values.get(key) is None and key in values.get("places", {}):
         line += f" ({values['places'][key]})"
     print(without_credentials(line), file=sys.stderr, flush=True)
@@ -149,8 +170,15 @@ def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     stderr = Console(file=sys.stderr)
-    columns = (TextColumn(noun), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
-    bar = Progress(*columns, TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
+    bar = Progress(
+        TextColumn(noun),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+        console=stderr,
+        disable=not stderr.is_terminal,
+    )
     task = bar.add_task(noun, total=total, completed=done, status="")
     began = time.monotonic()
     printed = began
@@ -164,7 +192,9 @@ def progress_over(total: int, done: int, noun: str) -> Iterator[Any]:
         bar.update(task, completed=now, status=status)
         if not stderr.is_terminal and time.monotonic() - printed > 10:
             printed = time.monotonic()
-            seconds_left = round((printed - began) / max(now - done, 1) * (total - now))
+            # Only what this call has done tells its pace: `done` was there before.
+            seconds_each = (printed - began) / max(now - done, 1)
+            seconds_left = round(seconds_each * (total - now))
             log(f"{now} of {total} {noun}, {status}, {timedelta(seconds=seconds_left)} left")
 
     with bar:

@@ -84,10 +84,13 @@ def load_data(
         splits = _load_local(source, name, streaming)
     else:
         splits = _load(source, name, streaming, source)
+    # What was generated, or saved by `save_to_disk`, is in memory.
     if streaming and isinstance(splits, datasets.DatasetDict):
         streams = {str(key): part.to_iterable_dataset() for key, part in splits.items()}
         splits = datasets.IterableDatasetDict(**streams)
-    return splits if split is None else take_split(splits, split, source)
+    if split is None:
+        return splits
+    return take_split(splits, split, source)
 
 
 def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> AnyDataset:
@@ -97,6 +100,7 @@ def take_split(splits: Mapping[Any, AnyDataset], split: str, source: str) -> Any
     if name not in splits:
         names = ", ".join(map(str, splits)) or "none"
         remedy = "Name one of them as dataset_train_split or dataset_test_split"
+        # A single file is the split train, and has no other.
         if _is_local(source) and os.path.isfile(user_path(source)):
             remedy += "; for two splits put train.jsonl and test.jsonl into one folder and name the folder"
         elif source.startswith("reasoning_gym:") and split == "test":
@@ -117,6 +121,7 @@ def _part(dataset: Any, name: str, split: str) -> Any:
     remedy = "Write for example test[:128] or train[10%:]; of a stream take whole splits."
     if not isinstance(dataset, datasets.Dataset):
         raise InputError("dataset split", f"{split!r} of a stream", "a whole split", remedy)
+    # The library's own reader of such specifications, which asserts some of what it expects.
     try:
         (rows,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
     except (ValueError, AssertionError) as error:
@@ -136,19 +141,20 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
         likely = [column for column in _LIKELY_PROMPTS if column in columns]
         near = likely or get_close_matches("prompt", columns, n=1, cutoff=0.6)
         column = "<column>"
-        remedy = "Rename the one that holds the prompts"
+        remedy = "Rename the one that holds the prompts it"
         if near:
             column = near[0]
-            remedy = f"{column!r} looks like it: rename"
-        remedy += f" it with `rename_columns: [{column}=prompt]` in a recipe, or with "
+            remedy = f"{column!r} looks like it: rename it"
+        remedy += f" with `rename_columns: [{column}=prompt]` in a recipe, or with dataset.rename_column in Python."
         got = f"{source} with the columns {', '.join(columns)}"
-        raise InputError("dataset_name", got, "a column 'prompt'", remedy + "dataset.rename_column in Python.")
+        raise InputError("dataset_name", got, "a column 'prompt'", remedy)
     check_prompt_values(dataset, "prompt", f" of {source}")
     return columns
 
 
 def rename_columns(dataset: Any, renamings: Iterable[str]) -> Any:
     """Rename columns of a split, each `old=new`."""
+    # A stream may not know its columns before it is read.
     columns = dataset.column_names or first_row(dataset) or {}
     for old, new in checked_renamings(renamings, columns):
         dataset = dataset.rename_column(old, new)
@@ -169,6 +175,7 @@ def checked_renamings(renamings: Iterable[str], columns: Iterable[str]) -> Itera
         if new in names and new != old:
             got = f"{renaming!r}, but there is a column {new} already"
             raise InputError("rename_columns", got, "a new name", f"Rename that one first: `{new}=<other>`.")
+        # The next renaming sees the columns as they are after this one.
         names[names.index(old)] = new
         yield old, new
 
@@ -193,6 +200,7 @@ def _generated(source: str, with_test: bool) -> dict[str, "Dataset"]:
         names = [f"trl_drgrpo:{name}" for name in _TASKS]
         remedy = did_you_mean(source, names, "Name one of them.")
         raise InputError("dataset_name", source, f"{' or '.join(names)}, or another source", remedy)
+    # Options are whole numbers. A slip of the pen must not fill the memory, so they have at most seven digits.
     place, defaults = _TASKS[task]
     numbers = dict(defaults)
     for key, text in options.items():
@@ -213,7 +221,7 @@ def _parse_query(source: str) -> tuple[str, dict[str, str]]:
     """Read `prefix:task?a=1&b=2` as `("task", {"a": "1", "b": "2"})`; `%26` and the like are decoded, `+` stays a
     plus."""
     task, _, query = source.partition(":")[2].partition("?")
-    options: dict[str, str] = {}
+    options = {}
     for option in filter(None, query.split("&")):
         key, equals, value = option.partition("=")
         if not (key and equals) or key in options:
@@ -231,7 +239,8 @@ def check_source(source: str) -> None:
     if source.startswith(_GENERATED) or is_hub_id(source):
         return
     path = user_path(source)
-    if not os.path.exists(path):  # unlike Path.exists false, and no error, for a name that is too long
+    # Unlike `Path.exists` this gives False, and no error, for a name that is too long.
+    if not os.path.exists(path):
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
         raise InputError("dataset_name", f"{source}, which does not exist", "an existing file or folder", remedy)
     if path.is_file() and path.suffix not in FILE_TYPES:
@@ -243,7 +252,8 @@ def check_source(source: str) -> None:
         raise InputError("dataset_name", f"{source}, a device or a pipe", "a file or a folder", "Write a file first.")
 
 
-_MOST_FOLDERS = 10_000  # a search through a whole disk would not end
+# A search through a whole disk would not end.
+_MOST_FOLDERS = 10_000
 
 
 def _check_folder(path: Path, source: str) -> None:
@@ -258,6 +268,7 @@ def _check_folder(path: Path, source: str) -> None:
             raise InputError("dataset_name", got, expected, remedy)
         for name in names:
             file = os.path.join(folder, name)
+            # A link to nowhere does not exist, and is left to the library.
             if os.path.exists(file) and not os.path.isfile(file):
                 got = f"{source}, which holds a device or a pipe, {file}"
                 raise InputError("dataset_name", got, expected, "Remove it.")
@@ -270,9 +281,11 @@ def is_hub_id(source: str) -> bool:
 
 def _is_local(source: str) -> bool:
     """Tell whether the name is that of a file or folder: one that exists, or one that cannot be a Hub id."""
+    # A Hub id has one slash at most.
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        return True
     path = user_path(source)
-    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
-    return is_path or path.suffix in FILE_TYPES or os.path.exists(path)
+    return path.suffix in FILE_TYPES or os.path.exists(path)
 
 
 def _load_local(source: str, name: str | None, streaming: bool) -> Any:
@@ -280,12 +293,17 @@ def _load_local(source: str, name: str | None, streaming: bool) -> Any:
     import datasets
 
     path = user_path(source)
-    if path.is_file():  # its name is no pattern: a[1].jsonl is no a1.jsonl
-        return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=glob.escape(str(path)))
+    if path.is_file():
+        # The library takes patterns, which the name of a file is not: a[1].jsonl is no a1.jsonl.
+        pattern = glob.escape(str(path))
+        return _load(FILE_TYPES[path.suffix], None, streaming, source, data_files=pattern)
+    # `save_to_disk` writes the first file for several splits, the second for one.
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         with reading("dataset_name", source, "a folder that save_to_disk wrote", "Save it again."):
             loaded = datasets.load_from_disk(str(path))
-        return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
+        if isinstance(loaded, datasets.DatasetDict):
+            return loaded
+        return datasets.DatasetDict({"train": loaded})
     return _load(str(path), name, streaming, source)
 
 
@@ -295,9 +313,11 @@ def _load(path: str, name: str | None, streaming: bool, source: str, **kwargs: A
     try:
         with quiet_retries():
             return datasets.load_dataset(path, name=name, streaming=streaming, **kwargs)
-    except StopIteration as error:  # what the reader of JSON files raises for a file without a row
+    # The reader of JSON files raises this for a file without a row.
+    except StopIteration as error:
         raise _empty(source) from error
-    except Exception as error:  # whatever a reader of pandas, pyarrow or a data card's YAML raises
+    # Anything else: readers of pandas, of pyarrow and of a data card's YAML raise their own.
+    except Exception as error:
         raise _not_loaded(source, error) from error
 
 
@@ -308,9 +328,11 @@ def load_mixture(mixture: Any) -> Any:
     try:
         return get_dataset(mixture)
     except Exception as error:
-        got = f"a mixture of {', '.join(entry.path for entry in mixture.datasets)} that does not load"
+        paths = ", ".join(entry.path for entry in mixture.datasets)
         remedy = f"{type(error).__name__}: {str(error).rstrip('.')}."
-        raise InputError("datasets", got, "datasets that load", remedy) from error
+        raise InputError(
+            "datasets", f"a mixture of {paths} that does not load", "datasets that load", remedy
+        ) from error
 
 
 def _empty(source: str) -> InputError:
@@ -318,7 +340,9 @@ def _empty(source: str) -> InputError:
 
 
 def _not_loaded(source: str, error: Exception) -> InputError:
-    reason = f"{type(error.__cause__ or error).__name__}: {error.__cause__ or error}".rstrip(".")
+    # The library wraps what a reader has raised, and says less than that.
+    cause = error.__cause__ or error
+    reason = f"{type(cause).__name__}: {cause}".rstrip(".")
     if _is_local(source):
         expected = f"data that can be read: {', '.join(FILE_TYPES)} files, or a folder from save_to_disk"
         return InputError("dataset_name", f"{source}, which could not be read", expected, f"{reason:.300}.")
@@ -339,6 +363,7 @@ def _not_loaded(source: str, error: Exception) -> InputError:
 
 
 SLOT = "{prompt}"
+# A name in doubled braces, or anything in single ones.
 _SLOTS = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([^{}]+)\}")
 # A name in braces by itself. Behind a letter, a brace, `^` or `_` it is LaTeX: `\boxed{x}`, `\frac{a}{b}`, `x^{n}`.
 _NAMES = re.compile(r"(?<![\w\\^{}\]])\{([A-Za-z_]\w*)\}(?!\})")
@@ -359,7 +384,7 @@ TEMPLATES = {
 
 def template_text(template: str) -> str:
     r"""
-    The text behind a template's name (`"qwen_math"`, `"r1"`), or the text itself, which must contain `{prompt}`.
+    Return the text behind a template's name (`"qwen_math"`, `"r1"`), or the text itself, which must hold `{prompt}`.
 
     The name of any other column in braces stands for its value (of a list, one value per line). Other braces, those of
     `\boxed{}` for example, are text; doubled braces around a column's name are that name in braces.
@@ -386,7 +411,7 @@ def check_prompting(prompt_template: str | None, system_prompt: str | None) -> N
 
 def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: str | None = None) -> Any:
     """
-    A split with the prompts that the model is to see; the same one if neither option is given.
+    Return a split with the prompts that the model is to see; the same one if neither option is given.
 
     `prompt_template` ([`template_text`]) needs text prompts. `system_prompt` makes each prompt a conversation that
     starts with this message, and needs prompts without a system message of their own.
@@ -395,8 +420,9 @@ def prompted(dataset: Any, prompt_template: str | None = None, system_prompt: st
     if prompt_template is None and system_prompt is None:
         return dataset
     options = {"prompt_template": prompt_template, "system_prompt": system_prompt}
+    # The first row is tried at once, for an error in one line: `map` would wrap it, and a stream would wait.
     row = first_row(dataset)
-    if row is not None:  # an error now, in one line: `map` would wrap it, a stream wait
+    if row is not None:
         check_slots(dataset.column_names or row, prompt_template)
         as_prompted(row, **options)
     return dataset.map(as_prompted, fn_kwargs=options)
@@ -440,6 +466,8 @@ def as_prompted(row: Mapping[str, Any], prompt_template: str | None, system_prom
 
 def _value(row: Mapping[str, Any], slot: re.Match) -> str:
     """Return the text for a slot: the column's value, or the slot's own text where there is no such column."""
+    # With a column `x` of value 3, `{x}` is 3 and `{{x}}` is {3}, as in `\boxed{{x}}`. Without one, `{x}` stays as it
+    # is and `{{x}}` is {x}.
     in_double_braces = slot[1]
     if in_double_braces and in_double_braces not in row:
         return f"{{{in_double_braces}}}"
@@ -451,7 +479,8 @@ def _value(row: Mapping[str, Any], slot: re.Match) -> str:
 
 def write_rates(path: str, rows: Sequence[Mapping[str, Any]], correct: Sequence[bool | None], by: str = "") -> None:
     """Write the pass rates of prompts, for `prior_pass_rates`, and say so. `by`: of which reward."""
-    written, unjudged = write_pass_rates(Path(path), [row["prompt"] for row in rows], correct)
+    prompts = [row["prompt"] for row in rows]
+    written, unjudged = write_pass_rates(Path(path), prompts, correct)
     message = f"Pass rates of {written} prompts{by}: {path}"
     if unjudged:
         message += f"; {unjudged} without a score are left out"

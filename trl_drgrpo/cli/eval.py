@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.texts import completion_text, one_line, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
-FOLDER = "eval_output"  # for models outside of a run
+# Folder for models outside of a run.
+FOLDER = "eval_output"
 _DATA_KEYS = ("dataset_name", "dataset_config", "rename_columns", "reward_funcs")
 _RULE_KEYS = ("correct_reward", "correct_threshold")
 
@@ -55,20 +57,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add_keys(parser, (*_DATA_KEYS, *ANSWER_KEYS, *_RULE_KEYS))
     add = parser.add_argument
-    server = "sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored"
-    add("--vllm_server_base_url", metavar="URL", help=server)
+    with_default = partial(console.add_default, parser)
+    add(
+        "--vllm_server_base_url",
+        metavar="URL",
+        help="sample with a vLLM server that serves these models, adapters by their base; a recipe's is ignored",
+    )
     add("--split", help="split to evaluate on (default: the recipe's test split, else test, else the only one)")
-    baseline = "model to compare with, or none (default: the model of the run's recipe, else the adapter's base)"
-    add("--baseline", metavar="MODEL", help=baseline)
-    add("--num_samples", type=int, default=1, help="completions per prompt (default: 1)")
+    add(
+        "--baseline",
+        metavar="MODEL",
+        help="model to compare with, or none (default: the model of the run's recipe, else the adapter's base)",
+    )
+    with_default("--num_samples", 1, "completions per prompt")
     add("--k", type=int, nargs="+", metavar="K", help="for pass@k (default: 1, and num_samples)")
     add("--limit", type=int, help="evaluate on the first prompts only")
-    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    add("--batch_size", type=int, default=64, help="completions per forward pass, or requests at a time (default: 64)")
+    with_default("--seed", 0, "sampling seed")
+    with_default("--batch_size", 64, "completions per forward pass, or requests at a time")
     add("--output_dir", help=f"folder for samples and results (default: in the run's folder, else {FOLDER})")
     add("--show", type=int, default=0, metavar="N", help="print the answers to the first N prompts, of each model")
-    rates = "write the pass rate of each prompt, for prior_pass_rates in a recipe"
-    add("--pass_rates", type=os.path.expanduser, metavar="FILE", help=rates)
+    add(
+        "--pass_rates",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="write the pass rate of each prompt, for prior_pass_rates in a recipe",
+    )
     add("--no_card", action="store_true", help="leave the model's card as it is")
     add("--json", action="store_true", help="print the results as JSON instead of a table")
 
@@ -76,35 +89,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print and write."""
     settings = _checked(args)
-    names = {"model": settings.values["model_name_or_path"]}
+    # The baseline comes first, as in the table.
+    names = {}
     baseline = _baseline(args, settings)
     if baseline:
-        names = {"baseline": baseline, **names}
+        names["baseline"] = baseline
+    names["model"] = settings.values["model_name_or_path"]
+    files = {}
+    samples = {}
     with console.stdout_to_stderr():
         task = _Task(args, settings)
         try:
-            sampled = {role: task.sampled(name) for role, name in names.items()}
+            for role, name in names.items():
+                files[role], samples[role] = task.sampled(name)
         except KeyboardInterrupt:
             console.log("The samples so far are kept: run the same command to continue.")
             raise
-    content = task.results({role: (name, sampled[role][1]) for role, name in names.items()})
+    content = task.results(names, samples)
     path = task.path(names)
-    samples_file, samples = sampled["model"]
-    text = as_json(content) if args.json else _plain_text(content)
-    console.print_result(text)
+    console.print_result(as_json(content) if args.json else _plain_text(content))
     if args.show and not args.json:
-        answers = {names[role]: rows for role, (_, rows) in sampled.items()}
+        answers = {names[role]: rows for role, rows in samples.items()}
         console.print_result("\n".join(_answers(answers, task, args.show)))
+    # Files come after what is printed: on a full disk the result is on the terminal.
     write_result(path, as_json(content))
-    console.log(f"Written: {path}; samples: {samples_file}")
+    console.log(f"Written: {path}; samples: {files['model']}")
     if args.pass_rates:
-        data.write_rates(args.pass_rates, samples, task.judged(samples))
+        data.write_rates(args.pass_rates, samples["model"], task.judged(samples["model"]))
     if not args.no_card:
         _put_into_card(settings, task.output, content)
     failed = sum(model["failed"] for model in content["models"])
     if failed:
         count = f"A reward failed on {failed} completions, which count as unscorable"
-        console.log(f"{count}: see `failures` in {samples_file.parent}.")
+        console.log(f"{count}: see `failures` in {files['model'].parent}.")
     return int(failed > 0)
 
 
@@ -112,14 +129,15 @@ def _checked(args: argparse.Namespace) -> CallSettings:
     """Return the values of a call, checked without reading data. Completes `args.k`."""
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1":
+        # Each would sample everything, and write the same files.
         remedy = (
             "Start it without accelerate or torchrun; a vLLM server (--vllm_server_base_url) uses several devices."
         )
         raise InputError("eval", f"{processes} processes", "one", remedy)
     refuse_low_numbers(args, show=0, num_samples=1, batch_size=1, limit=1)
     args.k = sorted(set(args.k or (1, args.num_samples)))
+    remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
     for k in args.k:
-        remedy = "pass@k needs at least k completions of each prompt: raise num_samples."
         refuse_outside("k", k, whole(1, args.num_samples, remedy=remedy))
     settings = read_settings(args)
     values = settings.values
@@ -127,6 +145,7 @@ def _checked(args: argparse.Namespace) -> CallSettings:
     if ignored:
         console.log(f"{', '.join(ignored)}: not used here. Answers are sampled in one turn, without tools.")
     if not values.get("dataset_name"):
+        # A misspelled folder is taken for a Hub id, and then no run brings a dataset along.
         if args.model_name_or_path and not Path(settings.model).is_dir():
             got = f"{settings.model}, which is no folder here"
             expected = "a run's folder, or a Hub id with --dataset_name"
@@ -176,24 +195,34 @@ class _Task:
         self.output = _output(args, settings)
         values = settings.values
         source = values["dataset_name"]
+        # The rewards, and which of them says what is correct.
         self.rewards = {}
         for spec in values["reward_funcs"]:
             reward = resolve_reward(spec)
             self.rewards[reward_name(reward)] = reward
         refuse_outside("correct_threshold", values.get("correct_threshold"), RANGES["correct_threshold"])
         CorrectnessRule(list(self.rewards), values.get("correct_reward"))
-        splits: Any = data.load_data(source, name=values.get("dataset_config"))
+        # The data. Of several splits none is chosen without a word: it might be the training data.
+        config = values.get("dataset_config")
+        splits: Any = data.load_data(source, name=config)
         split = args.split or values.get("dataset_test_split") or "test"
-        if args.split is None and split not in splits and len(splits) == 1:  # never the training data without a word
+        if args.split is None and split not in splits and len(splits) == 1:
             split = str(next(iter(splits)))
             console.log(f"{source} has no test split: evaluating on its only one, {split}.")
         dataset = data.take_split(splits, split, source)
         rewards = [(name, reward, ()) for name, reward in self.rewards.items()]
         self.rows = prompt_rows(values, rewards, dataset, args.limit)
         check_prompt_rows(self.rows, "dataset_name", [KIND])
-        about = {"name": source, "config": values.get("dataset_config"), "split": split}
+        # What the result depends on, of either model; it names the file of the result.
         self.facts = {
-            "dataset": {**about, "prompts": len(self.rows), "of": len(dataset), "digest": digest(self.rows)},
+            "dataset": {
+                "name": source,
+                "config": config,
+                "split": split,
+                "prompts": len(self.rows),
+                "of": len(dataset),
+                "digest": digest(self.rows),
+            },
             "prompt": {**settings.prompting, "chat_template_kwargs": settings.template},
             "sampling": {**asdict(settings.decoding), "num_samples": args.num_samples, "seed": args.seed},
         }
@@ -213,10 +242,11 @@ class _Task:
 
         args = self.args
         settings = self.settings
+        # Prompts whose completions fill a batch.
         group = max(1, args.batch_size // args.num_samples)
         depends = self._depends(name, group)
         path = self.output / "samples" / f"{_slug(name)}-{digest(depends)}.jsonl"
-        passed: list[bool] = []
+        passed = []
 
         def status(rows_of_prompt: list[Row]) -> str:
             passed.extend(verdict for verdict in self.judged(rows_of_prompt) if verdict is not None)
@@ -224,23 +254,34 @@ class _Task:
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
             server = args.vllm_server_base_url
-            if server is None:  # a server says itself what is too long
+            # A server says itself what is too long.
+            if server is None:
                 check_rows_fit(self.rows, model_path(name), settings.loading, settings.decoding, settings.template)
             tokenizer = models.load_tokenizer(model_path(name), settings.loading)
-            sampler = settings.sampler(name, tokenizer, args.batch_size, server)
-            sizes = {"samples": args.num_samples, "length": settings.decoding.max_completion_length}
-            options = {**sizes, "seed": args.seed, "template": settings.template}
-            rows = sample_and_score(self.rows, sampler, tokenizer, self.rewards, group, first, **options)
+            rows = sample_and_score(
+                self.rows,
+                settings.sampler(name, tokenizer, args.batch_size, server),
+                tokenizer,
+                self.rewards,
+                group,
+                first,
+                samples=args.num_samples,
+                length=settings.decoding.max_completion_length,
+                seed=args.seed,
+                template=settings.template,
+            )
             return enumerate(rows, first + 1)
 
         noun = f"prompts of {name}"
         rows = completed_rows(path, KIND, depends, len(self.rows), group, noun, more, status, "output_dir")
-        gc.collect()  # the next model needs the room
+        # The next model needs the room of this one.
+        gc.collect()
         return path, rows
 
     def _depends(self, model: str, group: int) -> dict[str, Any]:
         """Return what a model's samples and rewards depend on: they are used again where all of it is the same."""
         specs = str(self.settings.values["reward_funcs"])
+        # A reward of a file may change while its name stays.
         files = {}
         for name in re.findall(r"[\w./~-]+\.py\b", specs):
             path = user_path(name)
@@ -258,22 +299,24 @@ class _Task:
             "batch": group,
         }
 
-    def results(self, sampled: dict[str, tuple[str, list[Row]]]) -> dict[str, Any]:
-        """Return the result. `sampled`: name and samples by role."""
+    def results(self, names: dict[str, str], samples: dict[str, list[Row]]) -> dict[str, Any]:
+        """Return the result, of models and their samples by role."""
+        # The command line may be that of a script which calls `main(["eval", ...])`.
         arguments = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval"]
         about = provenance(redacted_command(["trl-drgrpo", *arguments]))
         reward, threshold = self.rule.values()
         how = {"reward": reward or next(iter(self.rewards)), "threshold": threshold}
         models_by_role = {}
-        for role, (name, rows) in sampled.items():
-            models_by_role[role] = {"name": name, "weights": models.weights_mark(model_path(name))}, rows
+        for role, name in names.items():
+            model = {"name": name, "weights": models.weights_mark(model_path(name))}
+            models_by_role[role] = (model, samples[role])
         return results({**about, **self.facts, "correct": how}, models_by_role, self.args.k)
 
     def path(self, names: dict[str, str]) -> Path:
         """Return the file of the result. `names`: of the models, by role."""
         dataset = self.facts["dataset"]
-        mark = digest({**self.facts, **self.rule, **names, "rewards": self.settings.values["reward_funcs"]})[:8]
-        return self.output / f"{_slug(dataset['name'])}-{dataset['split']}-{mark}.json"
+        depends = {**self.facts, **self.rule, **names, "rewards": self.settings.values["reward_funcs"]}
+        return self.output / f"{_slug(dataset['name'])}-{dataset['split']}-{digest(depends)[:8]}.json"
 
 
 def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[str]:
@@ -300,9 +343,10 @@ def _plain_text(content: dict[str, Any]) -> str:
 
 
 def _slug(name: str) -> str:
-    """Return the end of a name as part of a file's name."""
+    """Return the end of a name as part of a file's name: `reasoning_gym:lcm?size=9` as `reasoning-gym-lcm`."""
     last = name.partition("?")[0].rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.").removesuffix(".jsonl")[:40] or "data"
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.")
+    return slug.removesuffix(".jsonl")[:40] or "data"
 
 
 def _put_into_card(settings: CallSettings, output: Path, content: dict[str, Any]) -> None:
@@ -315,13 +359,16 @@ def _put_into_card(settings: CallSettings, output: Path, content: dict[str, Any]
         prompts = content["dataset"]["prompts"]
         console.log(f"Not stated in the model card, as it is of the first {prompts} prompts only.")
         return
+    # The trained model is the last one, behind its baseline.
     weights = content["models"][-1]["weights"]
     evaluations = []
     for evaluation in read_results(output):
-        if evaluation["models"][-1].get("weights") == weights and is_whole(evaluation):
+        model = evaluation["models"][-1]
+        if model.get("weights") == weights and is_whole(evaluation):
             evaluations.append(evaluation)
+    # A card is somebody's text: where it cannot be edited, the numbers are written all the same.
     try:
         put_into_card(readme, evaluations)
         console.log(f"Stated in the model card: {readme}")
-    except (OSError, ValueError) as error:  # a card is somebody's text: the numbers are written all the same
+    except (OSError, ValueError) as error:
         console.log(f"{readme} stays as it is: {type(error).__name__}: {error}")

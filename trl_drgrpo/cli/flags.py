@@ -78,7 +78,7 @@ class Unread:
 def read_flags() -> dict[str, Flag]:
     """Return all keys of `trl-drgrpo train`, in the order of the dataclasses and of their fields. As in TRL's parser,
     no two dataclasses may declare the same key."""
-    flags: dict[str, Flag] = {}
+    flags = {}
     for name in DATACLASSES:
         for key, flag in dataclass_flags(name).items():
             if key in flags:
@@ -93,12 +93,13 @@ def dataclass_flags(name: str) -> dict[str, Flag]:
     overridden field keeps its place."""
     classes = {node.name: node for node in _parsed(_home(name)).body if isinstance(node, ast.ClassDef)}
     node = classes[name]
-    flags: dict[str, Flag] = {}
+    flags = {}
     # Dataclasses collect fields in reverse method resolution order; with single bases that is base first.
     for base in reversed(node.bases):
         flags |= dataclass_flags(ast.unparse(base).rpartition(".")[2])
+    # The help of a field: in our docstrings, in TRL's metadata.
     texts = {}
-    if _HOMES[name][0] == "trl_drgrpo":  # TRL has the help of a field in its metadata
+    if _HOMES[name][0] == "trl_drgrpo":
         texts = descriptions(ast.get_docstring(node) or "")
     for statement in node.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
@@ -106,17 +107,21 @@ def dataclass_flags(name: str) -> dict[str, Flag]:
         key = statement.target.id
         annotation = ast.unparse(statement.annotation)
         arguments = _arguments(statement)
+        # Neither is an argument of the constructor, also where the base has a field of that name.
         if "ClassVar" in annotation or arguments.get("init") is False:
             flags.pop(key, None)
             continue
         metadata = arguments.get("metadata", {})
+        # Help in metadata is written for argparse, with `%` doubled.
         text = texts.get(key) or str(metadata.get("help", "")).replace("%%", "%")
+        # Choices may be an expression, of which only running the code would tell the values.
         choices = metadata.get("choices")
         if isinstance(choices, list | tuple):
             choices = tuple(choices)
         else:
             choices = literal_choices(annotation)
-        flags[key] = Flag(key, annotation, arguments.get("default", dataclasses.MISSING), text, choices, owner=name)
+        default = arguments.get("default", dataclasses.MISSING)
+        flags[key] = Flag(key, annotation, default, text, choices, owner=name)
     return flags
 
 
@@ -132,8 +137,11 @@ def _home(name: str) -> Path:
     if name in _HOMES:
         homes = [_HOMES[name]]
     for package, file in homes:
-        spec = importlib.util.find_spec(package)  # of a top-level package: locates it without running it
-        folder = Path(next(iter((spec and spec.submodule_search_locations) or ["none"])))
+        # Finding a top-level package does not run it.
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        folder = Path(spec.submodule_search_locations[0])
         for path in [folder / file, *folder.rglob("*.py")]:
             if path.is_file() and re.search(rf"^class {name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
                 return path
@@ -147,22 +155,25 @@ def _arguments(field: ast.AnnAssign) -> dict[str, Any]:
         return {}
     if not (isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "field"):
         return {"default": _literal(value)}
-    arguments = {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
-    factory = arguments.pop("default_factory", None)
-    values = {name: _literal(node) for name, node in arguments.items()}
-    if isinstance(factory, ast.Lambda):
-        values["default"] = _literal(factory.body)
-    elif factory is not None:
-        source = ast.unparse(factory)
-        values["default"] = {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
+    values = {keyword.arg: _literal(keyword.value) for keyword in value.keywords if keyword.arg}
+    for keyword in value.keywords:
+        if keyword.arg != "default_factory":
+            continue
+        factory = keyword.value
+        if isinstance(factory, ast.Lambda):
+            values["default"] = _literal(factory.body)
+        else:
+            source = ast.unparse(factory)
+            values["default"] = {"list": [], "dict": {}}.get(source, Unread(f"{source}()"))
     return values
 
 
 def _literal(node: ast.expr) -> Any:
     """Return the value of an expression, of an f-string its fixed part; [`Unread`] where only running would tell."""
     if isinstance(node, ast.Dict):
+        # `**options` in a mapping has no key.
         items = zip(node.keys, node.values, strict=True)
-        return {_literal(key): _literal(value) for key, value in items if key}  # no key: `**options`
+        return {_literal(key): _literal(value) for key, value in items if key}
     if isinstance(node, ast.JoinedStr):
         return "".join(str(piece.value) for piece in node.values if isinstance(piece, ast.Constant))
     try:
@@ -173,16 +184,17 @@ def _literal(node: ast.expr) -> Any:
 
 def literal_choices(annotation: str) -> tuple | None:
     """Return the values of `Literal[...]`, alone or beside `None`; `None` for any other annotation."""
-    head, bracket, values = annotation.removeprefix("typing.").removesuffix(" | None").partition("[")
-    if head != "Literal" or not bracket:
-        return None
-    return ast.literal_eval(f"({values.removesuffix(']')},)")
+    annotation = annotation.removeprefix("typing.").removesuffix(" | None")
+    match = re.fullmatch(r"Literal\[(.+)\]", annotation)
+    # A comma behind the values makes a tuple of a single one, too.
+    return match and ast.literal_eval(f"({match[1]},)")
 
 
 def kinds(annotation: str) -> dict[str, str]:
     """Return the alternatives of `A | B[C] | None`, each with the text in its brackets."""
     alternatives = {}
-    for member in re.split(r" \| (?![^\[]*\])", annotation):  # at no bar inside of brackets
+    # `list[int | str] | None` has two members: a bar inside of brackets separates none.
+    for member in re.split(r" \| (?![^\[]*\])", annotation):
         name, _, inner = member.partition("[")
         alternatives[name.rpartition(".")[2]] = inner.removesuffix("]")
     return alternatives
@@ -191,20 +203,23 @@ def kinds(annotation: str) -> dict[str, str]:
 def import_dataclass(name: str) -> type:
     """Import one of the dataclasses named in this module's table (slow: this imports TRL)."""
     package = _HOMES[name][0]
+    # From the last folder of the package's name on: a checkout may lie in a folder of that name, too.
     parts = _home(name).with_suffix("").parts
-    module = ".".join(parts[len(parts) - parts[::-1].index(package) - 1 :])
+    start = len(parts) - 1 - parts[::-1].index(package)
+    module = ".".join(parts[start:])
     return getattr(importlib.import_module(module), name)
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     """Add one key as a flag, spelled with underscores or dashes."""
     members = kinds(flag.annotation)
-    takes_list = "list" in members and "str" not in members  # as in TRL's parser
     # `--use_peft` may stand alone, also where a mapping may follow it.
     stands_alone = flag.annotation in ("bool", "bool | None") or {"bool", "dict"} <= members.keys()
+    # A flag that is left out is no attribute, so that a recipe's value counts.
     common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS}
     options = dict(common)
-    if takes_list:
+    # As in TRL's parser, a field that may be a text takes one.
+    if "list" in members and "str" not in members:
         options["nargs"] = "+"
     elif stands_alone:
         options |= {"nargs": "?", "const": "true"}
@@ -212,10 +227,12 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     if not flag.choices:
         metavar = re.split(r" \| |\[", flag.annotation.replace("None | ", ""))[0].upper()
     group.add_argument(f"--{flag.name}", metavar=metavar, help=help_text(flag), **options)
+    # Other spellings stay out of the help.
     dashed = flag.name.replace("_", "-")
     if dashed != flag.name:
         group.add_argument(f"--{dashed}", help=argparse.SUPPRESS, **options)
-    if flag.default is True and stands_alone:  # as TRL's parser: the way to switch a default off
+    # As in TRL's parser, the way to switch a default off.
+    if flag.default is True and stands_alone:
         off = (f"--no_{flag.name}", f"--no-{dashed}")
         group.add_argument(*off, action="store_const", const="false", help=argparse.SUPPRESS, **common)
 
@@ -223,6 +240,7 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
 def help_text(flag: Flag, brief: bool = False) -> str:
     """Return the help of a flag with its choices and its default; `brief`: its first sentence alone."""
     text = flag.help
+    # A sentence ends before a capital letter or code, not behind the full stop of `e.g.`.
     if brief:
         text = re.split(r"(?<=\.)\s+(?=[A-Z`'])", text)[0]
     choices = [str(choice) for choice in flag.choices or ()]

@@ -14,7 +14,7 @@ import argparse
 import secrets
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.batch import Row, refuse_low_numbers
@@ -26,6 +26,8 @@ from trl_drgrpo.process_rewards.prm_inputs import prompt_ids
 from trl_drgrpo.rewards.texts import completion_text
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from trl_drgrpo.process_rewards.continuations import Request, Sampler
 
 
@@ -34,10 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt per argument")
     add_keys(parser, ANSWER_KEYS)
     add = parser.add_argument
-    add("--num_samples", type=int, default=1, help="answers per prompt (default: 1)")
+    console.add_default(parser, "--num_samples", 1, "answers per prompt")
     add("--seed", type=int, help="sampling seed (default: random)")
-    server = "answer with a vLLM server that serves this model, or the base of this adapter"
-    add("--vllm_server_base_url", metavar="URL", help=server)
+    add(
+        "--vllm_server_base_url",
+        metavar="URL",
+        help="answer with a vLLM server that serves this model, or the base of this adapter",
+    )
     add("--chat", action=argparse.BooleanOptionalAction, help="prompt as a user's message (default: as in the run)")
 
 
@@ -50,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
     with console.stdout_to_stderr():
         tokenizer = models.load_tokenizer(settings.model, settings.loading)
+        # Ask as in the run; of a model without one, as a user where the tokenizer knows users.
         chat = args.chat
-        if chat is None and settings.values.get("prompt_template") is None:  # as in the run
+        if chat is None and settings.values.get("prompt_template") is None:
             chat = was_trained_on_messages(settings.model)
             if chat is None:
                 chat = getattr(tokenizer, "chat_template", None) is not None
@@ -70,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
                 raise InputError("prompt", f"{len(prefix)} tokens", expected, "Shorten it.")
             return row, prefix
 
-        for text in args.prompt or ["a prompt"]:  # whatever does not fit, before the weights load
+        # What does not fit is refused before the weights load, also where the prompts come later.
+        for text in args.prompt or ["a prompt"]:
             prepared(text)
         name = settings.values["model_name_or_path"]
         sampler = settings.sampler(name, tokenizer, args.num_samples, args.vllm_server_base_url)
@@ -81,11 +88,13 @@ def run(args: argparse.Namespace) -> int:
             seed = secrets.randbits(31) if args.seed is None else args.seed + number
             request = Request(prefix, args.num_samples, settings.decoding.max_completion_length, True, seed)
             answers = _answers(row, request, sampler, tokenizer)
+        # An empty line between answers, none in front of the first.
         for answer, remark in answers:
             print(gap + answer)
-            gap = "\n"  # an empty line between answers
+            gap = "\n"
             if remark:
                 print(remark)
+        # Whoever reads a pipe line by line gets an answer before the next prompt is run.
         sys.stdout.flush()
     return 0
 
@@ -108,14 +117,20 @@ def _prompts(arguments: list[str]) -> Iterator[str]:
         yield line
 
 
-def _answers(row: Row, request: "Request", sampler: "Sampler", tokenizer: Any) -> list[tuple[str, str]]:
+def _answers(
+    row: Row, request: "Request", sampler: "Sampler", tokenizer: "PreTrainedTokenizerBase"
+) -> list[tuple[str, str]]:
     """Return each answer, and a remark on it: its length where there are several, or that it was cut off."""
     from trl_drgrpo.evaluation.running import completed
 
     answers = []
-    for continuation in sampler([request])[0]:
-        remark = f"[{len(continuation.token_ids)} tokens]" if request.count > 1 else ""
+    (continuations,) = sampler([request])
+    for continuation in continuations:
+        remark = ""
         if continuation.end == "length":
             remark = f"[cut off at {request.limit} tokens]"
-        answers.append((completion_text(completed(row, continuation, tokenizer)["completion"]), remark))
+        elif request.count > 1:
+            remark = f"[{len(continuation.token_ids)} tokens]"
+        answer = completed(row, continuation, tokenizer)["completion"]
+        answers.append((completion_text(answer), remark))
     return answers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli import console, data, flags
 from trl_drgrpo.cli.recipe import dump
@@ -32,6 +32,13 @@ from trl_drgrpo.rewards.recipe_rewards import origin, resolve_object, resolve_re
 from trl_drgrpo.rewards.trial import try_rewards
 from trl_drgrpo.single_gpu.lora_presets import check_preset, preset_values
 
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+    from trl_drgrpo.cli.script_arguments import DrGRPOScriptArguments
+    from trl_drgrpo.config.config import DrGRPOConfig
+    from trl_drgrpo.trainer import DrGRPOTrainer
+
 
 @dataclass
 class Job:
@@ -50,8 +57,8 @@ class Job:
 
     values: dict[str, Any]
     preset: dict[str, Any]
-    script: Any
-    training: Any
+    script: "DrGRPOScriptArguments"
+    training: "DrGRPOConfig"
     model: Any
     inputs: dict[str, Any]
 
@@ -88,7 +95,11 @@ def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
     resume = values.get("resume_from_checkpoint")
     overwrite = bool(values.get("overwrite_output_dir"))
     is_main = console.is_main_process()
-    with sole_writer("output_dir", output_dir) if is_main and not dry_run else nullcontext():
+    # One process locks the folder for all of the run.
+    lock = nullcontext()
+    if is_main and not dry_run:
+        lock = sole_writer("output_dir", output_dir)
+    with lock:
         # Which of several checkpoints is the newest is found out when the run starts, once.
         if resume is not True or overwrite or not checkpoint_folders(output_dir):
             choose_start(output_dir, resume, overwrite, checksums=is_main)
@@ -99,11 +110,19 @@ def run_folder(values: dict[str, Any], dry_run: bool) -> Iterator[None]:
 def _input_folders(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the folders that a run reads, by setting."""
     model = model_path(values.get("model_name_or_path") or "")
-    folders = {"model_name_or_path": model, "its base model": recorded_base(model)}
-    folders |= {name: values.get(name) for name in ("reward_model_name_or_path", "dataset_name")}
+    folders = {
+        "model_name_or_path": model,
+        "its base model": recorded_base(model),
+        "reward_model_name_or_path": values.get("reward_model_name_or_path"),
+        "dataset_name": values.get("dataset_name"),
+    }
     for spec in values.get("step_reward_funcs") or ():
-        options = next(iter(spec.values())) if isinstance(spec, Mapping) else spec
-        scorer = options.get("model") if isinstance(options, Mapping) else options
+        # `runs/prm`, `{prm: runs/prm}` or `{prm: {model: runs/prm}}`.
+        scorer = spec
+        if isinstance(scorer, Mapping):
+            scorer = next(iter(scorer.values()))
+        if isinstance(scorer, Mapping):
+            scorer = scorer.get("model")
         folders[f"step reward {scorer}"] = scorer
     return {name: path for name, path in folders.items() if isinstance(path, str) and path}
 
@@ -116,6 +135,7 @@ def prepare(values: dict[str, Any]) -> Job:
     preset = {}
     if values.get("preset") is not None:
         preset = preset_values(values["preset"], values)
+    # Explicit values win over the preset's.
     script, training, model, mixture = (build(name, {**preset, **values}) for name in flags.DATACLASSES)
     model.model_name_or_path = model_path(model.model_name_or_path)
     refuse_out_of_range(vars(model))
@@ -126,15 +146,17 @@ def prepare(values: dict[str, Any]) -> Job:
         expected = "metric_for_best_model and eval_strategy as well"
         remedy = "Add for example `metric_for_best_model: eval_reward`, `eval_strategy: steps` and `eval_steps: 50`."
         raise InputError("early_stopping_patience", str(patience), expected, remedy)
+    # As `trl grpo` puts them together; `model_init_kwargs` wins over the model's keys of a recipe. The card tells what
+    # somebody has set from `derived`.
     model_init_kwargs = training.model_init_kwargs
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
-        **(model_init_kwargs or {}),  # wins over the model's keys of a recipe
+        **(model_init_kwargs or {}),
     }
-    training.derived["model_init_kwargs"] = model_init_kwargs, training.model_init_kwargs
+    training.derived["model_init_kwargs"] = (model_init_kwargs, training.model_init_kwargs)
     inputs = _functions(script)
     inputs |= _datasets(script, mixture, evaluate=training.eval_strategy != "no")
     from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
@@ -142,18 +164,24 @@ def prepare(values: dict[str, Any]) -> Job:
     from trl_drgrpo.single_gpu.peft_adapters import adapt_language_model_only
 
     with _refusals(vars(model), "ModelConfig"):
-        inputs |= {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
-    if "lora_target_modules" in preset and inputs["peft_config"] is not None:
-        adapt_language_model_only(inputs["peft_config"])
+        peft_config = get_peft_config(model)
+        inputs |= {"quantization_config": get_quantization_config(model), "peft_config": peft_config}
+    # The preset adapts all linear layers, which in a model with several parts means those of the language model.
+    if "lora_target_modules" in preset and peft_config is not None:
+        adapt_language_model_only(peft_config)
     return Job(values, preset, script, training, model, inputs)
 
 
-def _functions(script: Any) -> dict[str, Any]:
+def _functions(script: "DrGRPOScriptArguments") -> dict[str, Any]:
     """Return the rewards and the user's other functions, by argument of the trainer."""
-    functions: dict[str, Any] = {"reward_funcs": [resolve_reward(spec) for spec in script.reward_funcs or []]}
+    # A reward model comes first, as in TRL: weights go by position.
+    rewards = []
     if script.reward_model_name_or_path:
-        functions["reward_funcs"].insert(0, script.reward_model_name_or_path)
-    functions["step_reward_funcs"] = [step_reward(spec) for spec in script.step_reward_funcs or []]
+        rewards.append(script.reward_model_name_or_path)
+    specs: Any = script.reward_funcs or []
+    rewards += map(resolve_reward, specs)
+    step_rewards = [step_reward(spec) for spec in script.step_reward_funcs or []]
+    functions: dict[str, Any] = {"reward_funcs": rewards, "step_reward_funcs": step_rewards}
     if script.tools:
         functions["tools"] = [resolve_object(path, "tools") for path in script.tools]
     for field in ("environment_factory", "rollout_func"):
@@ -169,8 +197,9 @@ def dry_run(job: Job) -> str:
 
     preflight.prepare(job.training, job.model.model_name_or_path, **job.inputs)
     row = first_row(job.inputs["train_dataset"])
-    writers = [job.inputs.get(name) for name in ("environment_factory", "rollout_func")]
-    if row is not None and not any(writers):  # who else writes completions may pass anything on to rewards
+    # Whoever else writes completions may pass anything on to rewards.
+    is_plain = not (job.inputs.get("environment_factory") or job.inputs.get("rollout_func"))
+    if row is not None and is_plain:
         try_rewards(job.inputs["reward_funcs"], row)
     return render(job)
 
@@ -178,8 +207,9 @@ def dry_run(job: Job) -> str:
 def build(name: str, values: dict[str, Any]) -> Any:
     """Build one of the four dataclasses, from the values of its own fields."""
     fields = flags.dataclass_flags(name)
+    arguments = {key: value for key, value in values.items() if key in fields}
     # A copy, because the dataclasses change lists and mappings in place.
-    arguments = copy.deepcopy({key: value for key, value in values.items() if key in fields})
+    arguments = copy.deepcopy(arguments)
     with _refusals(arguments, name):
         return flags.import_dataclass(name)(**arguments)
 
@@ -195,9 +225,9 @@ def _refusals(values: Mapping[str, Any], owner: str) -> Iterator[None]:
         raise refused(error, values, owner) from error
 
 
-def _datasets(script: Any, mixture: Any, evaluate: bool) -> dict[str, Any]:
+def _datasets(script: "DrGRPOScriptArguments", mixture: Any, evaluate: bool) -> dict[str, Any]:
     """Return the splits, with the prompts that the model is to see."""
-    source = script.dataset_name
+    source = script.dataset_name or ""
     train_split = script.dataset_train_split
     splits: Any
     if mixture.datasets:
@@ -206,14 +236,16 @@ def _datasets(script: Any, mixture: Any, evaluate: bool) -> dict[str, Any]:
         source = "the mixture"
         splits = data.load_mixture(mixture)
     else:
-        options = {"name": script.dataset_config, "streaming": script.dataset_streaming}
+        options: dict[str, Any] = {"name": script.dataset_config, "streaming": script.dataset_streaming}
         if evaluate:
             splits = data.load_data(source, **options)
-        else:  # a generated task can spare itself the other split
+        # A generated task can spare itself the other split.
+        else:
             splits = {train_split: data.load_data(source, split=train_split, **options)}
 
     def prompts(split: str, name: str) -> Any:
-        dataset = data.rename_columns(data.take_split(splits, split, source), script.rename_columns or [])
+        dataset = data.take_split(splits, split, source)
+        dataset = data.rename_columns(dataset, script.rename_columns or [])
         data.check_prompts(dataset, name)
         return data.prompted(dataset, script.prompt_template, script.system_prompt)
 
@@ -227,7 +259,7 @@ def _datasets(script: Any, mixture: Any, evaluate: bool) -> dict[str, Any]:
 # Run -----------------------------------------------------------------------------------------------------------------
 
 
-def build_trainer(job: Job) -> Any:
+def build_trainer(job: Job) -> "DrGRPOTrainer":
     """Return the trainer of a job: the model is loaded, nothing is trained."""
     from transformers import EarlyStoppingCallback
 
@@ -235,8 +267,9 @@ def build_trainer(job: Job) -> Any:
 
     model = job.model.model_name_or_path
     console.log(f"Loading {model}")
-    patience = job.script.early_stopping_patience
-    callbacks: list[Any] | None = None if patience is None else [EarlyStoppingCallback(patience)]
+    callbacks = []
+    if job.script.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(job.script.early_stopping_patience))
     trainer = DrGRPOTrainer(model=model, args=job.training, callbacks=callbacks, **job.inputs)
     trainer.dataset_name = job.script.dataset_name
     return trainer
@@ -267,7 +300,8 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if not dataset_name or not data.is_hub_id(dataset_name):
         dataset_name = None
     with trainer.writing(Path(args.output_dir)):
-        with swapped(args, push_to_hub=False):  # saving does not push: that comes next, and once
+        # `save_model` would push by itself: that comes behind the card, and once.
+        with swapped(args, push_to_hub=False):
             trainer.save_model(args.output_dir)
         trainer.create_model_card(dataset_name=dataset_name)
     trainer.accelerator.print(f"Model saved to {args.output_dir}.")
@@ -279,20 +313,28 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         logged = logged_values(key, trainer.state.log_history)
         if logged and not _is_zero_by_definition(key, trainer.state.log_history):
             result |= {f"{name}_first": round(logged[0], 4), f"{name}_last": round(logged[-1], 4)}
+    # Finishes the trackers and destroys the process group.
     if Version(transformers.__version__) >= Version("5.18.0"):
-        trainer.end()  # finishes the trackers and destroys the process group
+        trainer.end()
     return result, trainer.state.log_history
 
 
-_RESULTS = {"reward": "reward", "eval_reward": "eval_reward", "process/reward_mean": "step_reward"}
-_RESULTS |= {"eval_process/reward_mean": "eval_step_reward"}
+# Keys of the log, and what the result calls them.
+_RESULTS = {
+    "reward": "reward",
+    "eval_reward": "eval_reward",
+    "process/reward_mean": "step_reward",
+    "eval_process/reward_mean": "eval_step_reward",
+}
 
 
 def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether this is the reward of a run that has step rewards only."""
     from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 
-    return key in ("reward", "eval_reward") and any(PROCESS_ONLY in entry for entry in logged)
+    if key not in ("reward", "eval_reward"):
+        return False
+    return any(PROCESS_ONLY in entry for entry in logged)
 
 
 def logged_values(key: str, logged: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -304,7 +346,6 @@ def logged_values(key: str, logged: Sequence[Mapping[str, Any]]) -> list[float]:
 # Words about it -----------------------------------------------------------------------------------------------------
 
 OBJECTIVE = ("loss_type", "scale_rewards", "beta", "loss_normalizer", "advantage_baseline", "num_generations")
-_SECRET = ("hub_token",)
 
 
 def render(job: Job) -> str:
@@ -315,27 +356,30 @@ def render(job: Job) -> str:
     defaults = flags.read_flags()
     changed = {}
     for key, value in scrubbed(job.values).items():
-        if key not in (*OBJECTIVE, *_SECRET) and value != defaults[key].default:
+        if key not in (*OBJECTIVE, "hub_token") and value != defaults[key].default:
             changed[key] = value
-    facts = "".join(f"# {name}: {value}\n" for name, value in derived(job).items())
-    return f"# Objective\n{dump(objective)}# Given, and not the default\n{dump(changed)}# Derived\n{facts}"
+    text = f"# Objective\n{dump(objective)}# Given, and not the default\n{dump(changed)}# Derived\n"
+    for name, value in derived(job).items():
+        text += f"# {name}: {value}\n"
+    return text
 
 
 def derived(job: Job) -> dict[str, Any]:
     """Return sizes of steps and data derived from a configuration. Rows are completions; prompts are different
     prompts."""
     args = job.training
+    per_device = args.per_device_train_batch_size
+    accumulated = args.gradient_accumulation_steps
     processes = args.world_size
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
-    factors = (
-        f"{args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} accumulated x "
-        f"{processes} process"
-    )
+    rows = per_device * accumulated * processes
+    factors = f"{per_device} per device x {accumulated} accumulated x {processes} process"
     if processes > 1:
         factors += "es"
     precision = "full precision"
-    if args.bf16 or args.fp16:
-        precision = "bf16" if args.bf16 else "fp16"
+    if args.bf16:
+        precision = "bf16"
+    elif args.fp16:
+        precision = "fp16"
     facts: dict[str, Any] = {
         "rows per optimizer step": f"{rows} ({factors})",
         "prompts per optimizer step": f"{rows / args.num_generations:g}",
@@ -348,12 +392,15 @@ def derived(job: Job) -> dict[str, Any]:
     if job.preset:
         settings = ", ".join(f"{key} {value}" for key, value in job.preset.items())
         facts[f"preset {job.script.preset} sets, on this device"] = settings
-    for name, dataset in (("train", job.inputs["train_dataset"]), ("evaluation", job.inputs["eval_dataset"])):
+    datasets = {"train data": job.inputs["train_dataset"], "evaluation data": job.inputs["eval_dataset"]}
+    for name, dataset in datasets.items():
         if dataset is not None:
             size = len(dataset) if hasattr(dataset, "__len__") else "a stream of"
-            facts[f"{name} data"] = f"{size} rows, columns {', '.join(dataset.column_names or ['unknown'])}"
-    for kind in ("reward", "step reward"):
-        for reward in job.inputs[f"{kind.replace(' ', '_')}_funcs"]:
+            columns = ", ".join(dataset.column_names or ["unknown"])
+            facts[name] = f"{size} rows, columns {columns}"
+    rewards = {"reward": job.inputs["reward_funcs"], "step reward": job.inputs["step_reward_funcs"]}
+    for kind, funcs in rewards.items():
+        for reward in funcs:
             if isinstance(reward, str):
                 facts[f"{kind} {reward}"] = "a model"
             else:
@@ -361,7 +408,7 @@ def derived(job: Job) -> dict[str, Any]:
     return facts
 
 
-def _keeps_recipe(text: str) -> Any:
+def _keeps_recipe(text: str) -> "TrainerCallback":
     """Return a callback that writes a run's recipe, YAML, into its log folder when training begins: a run that starts
     anew has deleted the old log by then."""
     from trl_drgrpo.upstream.description import DescribingCallback
@@ -383,6 +430,7 @@ def say(place: str, words: Callable[[], str]) -> None:
             console.log(words())
 
 
+# Key of the log, its name in the summary, and the format of its values.
 _SHOWN = (
     ("eval_drgrpo/pass_rate", "pass rate on the evaluation data", "{:.0%}"),
     ("eval_reward", "reward on the evaluation data", "{:.3g}"),
@@ -414,16 +462,19 @@ def closing(
     for key, name, form in _SHOWN:
         values = logged_values(key, logged)
         if len(values) > 1 and not _is_zero_by_definition(key, logged):
-            lines.append(f"  {name}: {form.format(values[0])} -> {form.format(values[-1])} (first and last logged)")
+            first = form.format(values[0])
+            last = form.format(values[-1])
+            lines.append(f"  {name}: {first} -> {last} (first and last logged)")
+    # Commands to copy.
     folder = shlex.quote(output_dir)
     name = shlex.quote(Path(output_dir).name)
     evaluate = f"  trl-drgrpo eval --model {folder} --num_samples 8"
     generate = f"  trl-drgrpo generate --model {folder}"
     # Code that came with the recipe runs again only if the user says so: a model's own in both, a reward's in `eval`.
-    if needs_trust_recipe("trust_remote_code", recipe):
-        evaluate += " --trust_recipe"
+    brings_code = needs_trust_recipe("trust_remote_code", recipe)
+    if brings_code:
         generate += " --trust_recipe"
-    elif needs_trust_recipe("reward_funcs", recipe):
+    if brings_code or needs_trust_recipe("reward_funcs", recipe):
         evaluate += " --trust_recipe"
     lines += ["Next:", f"  trl-drgrpo report {folder}"]
     if run_log:

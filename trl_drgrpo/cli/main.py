@@ -60,36 +60,44 @@ _HOMES |= {"bias": "train", "label-steps": "search"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code (see the module docstring). `--help` exits by `SystemExit(0)`."""
+    # Errors have a namespace also where parsing fails.
     args = argparse.Namespace(places={})
+    # A terminal may know less than Unicode.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that knows less than Unicode
+            stream.reconfigure(errors="backslashreplace")
     try:
         args = parse(list(sys.argv[1:] if argv is None else argv))
         code = args.run(args)
+        # Written out here, where a full disk is one line.
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk is one line
+            sys.stdout.flush()
         return code
     except (InputError, UpstreamError) as error:
         console.report_error(error, args)
         return 2
-    except (PushError, DiskFullError, DivergedError) as error:  # the input is valid
+    # The input is valid.
+    except (PushError, DiskFullError, DivergedError) as error:
         console.report_error(error)
         return 1
+    # 128 + SIGINT, as shells report it.
     except KeyboardInterrupt:
         console.log("interrupted")
-        return 130  # 128 + SIGINT, as shells report it
-    except BrokenPipeError:  # `trl-drgrpo train --help | head`: nobody reads on; keep the interpreter's exit quiet too
+        return 130
+    # `trl-drgrpo train --help | head`: nobody reads on, and the interpreter's exit is to be quiet, too.
+    except BrokenPipeError:
         _drop_stdout()
         return 1
     except BaseException as error:
         problem = problem_of(error)
-        if problem is None:  # a bug: its traceback is what helps
+        # A bug: its traceback is what helps.
+        if problem is None:
             raise
         console.report_error(problem, args)
         if not isinstance(problem, DiskFullError):
             return 2
-        _drop_stdout()  # it may be what is full: the interpreter's exit would write to it again
+        # Standard output may be what is full: the interpreter's exit would write to it again.
+        _drop_stdout()
         return 1
 
 
@@ -112,10 +120,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.set_defaults(run=lambda args: _help(parser))
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     for argument in arguments:
-        if not is_unicode(argument):  # bytes of a file's name, say, that no output could name
-            raise InputError(
-                "command line", shortened(argument), "UTF-8 text", "Rename the file, or correct the text."
-            )
+        # Bytes of a file's name, say, that no output could name.
+        if not is_unicode(argument):
+            remedy = "Rename the file, or correct the text."
+            raise InputError("command line", shortened(argument), "UTF-8 text", remedy)
+    # Only the chosen subcommand's module is imported; the others are names with a line of help.
     chosen = next((token for token in arguments if not token.startswith("-")), None)
     if chosen is not None and chosen not in SUBCOMMANDS:
         otherwise = "`trl-drgrpo --help` describes them."
@@ -142,6 +151,7 @@ def command(name: str) -> tuple[Callable[[Any], None], Callable[[Any], int], str
     ending = f"_{in_snake_case}" if name in _HOMES else ""
     run = getattr(module, f"run{ending}")
     described = run if ending else module
+    # Less the first paragraph, which names the command and says what its line of help says.
     description = (inspect.getdoc(described) or "").partition("\n\n")[2]
     return getattr(module, f"add_arguments{ending}"), run, description
 

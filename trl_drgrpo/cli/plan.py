@@ -59,8 +59,21 @@ Phases = Mapping[str, Mapping[str, int]]  # bytes, by phase and part
 
 # Keys of a recipe that decide its memory; a recipe may hold any other key as well.
 KEYS = (
-    *("use_peft", "lora_r", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit", "dtype", "bf16"),
-    *("fp16", "beta", "generation_batch_size", "micro_batching", "use_vllm", "vllm_mode", *FIELD_KEYS.values()),
+    "use_peft",
+    "lora_r",
+    "lora_dropout",
+    "lora_target_modules",
+    "load_in_4bit",
+    "load_in_8bit",
+    "dtype",
+    "bf16",
+    "fp16",
+    "beta",
+    "generation_batch_size",
+    "micro_batching",
+    "use_vllm",
+    "vllm_mode",
+    *FIELD_KEYS.values(),
     *CHECKPOINT_OPTIONS,
 )
 DEFAULT_PROMPT = 512
@@ -74,19 +87,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     console.add_model(parser, "Folder with config.json, or Hub id. Default: the recipe's.", metavar="MODEL")
     add = parser.add_argument
     add("--memory", metavar="SIZE", help="Memory of one device, such as 24GB; a plain number is GB.")
-    margin = "Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more)."
-    add("--margin", metavar="SIZE", help=margin)
-    preset = "As in `train`; full: train all weights, even if the recipe has a preset."
-    add("--preset", choices=("full", *PRESETS), dest="planned_preset", help=preset)
+    add(
+        "--margin",
+        metavar="SIZE",
+        help="Memory to leave free: an amount, or a share such as 5%% (default: 5%% or 0.7 GB, whichever is more).",
+    )
+    add(
+        "--preset",
+        choices=("full", *PRESETS),
+        dest="planned_preset",
+        help="As in `train`; full: train all weights, even if the recipe has a preset.",
+    )
     length = (
         f"Longest prompt, in tokens (default: that of the recipe's data where it is local, else {DEFAULT_PROMPT})."
     )
     spellings = ("--max_prompt_length", "--max-prompt-length")
     add(*spellings, type=int, metavar="TOKENS", help=length)
-    device = "A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda)."
-    add("--device", default="cuda", help=device)
-    probe = "Run two real steps here at full size, with random weights where there are none, and report their peak."
-    add("--probe", action="store_true", help=probe)
+    add(
+        "--device",
+        default="cuda",
+        help="A card, such as T4, which also sets --memory, or cuda or cpu (default: cuda).",
+    )
+    add(
+        "--probe",
+        action="store_true",
+        help="Run two real steps here at full size, with random weights where there are none, and report their peak.",
+    )
     add("--json", action="store_true", help="Print the plan as JSON.")
     add("--config", metavar="YAML", help="A recipe; flags win over it.")
     group = parser.add_argument_group("settings of the run, as in `trl-drgrpo train`")
@@ -98,18 +124,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
+    # The device and its memory. A card that is named knows its own.
     device = args.device.lower()
-    card = size = None
+    card = memory = None
     if device not in ("cuda", "cpu"):
-        card, size = find_card(args.device)
+        card, memory = find_card(args.device)
         device = "cuda"
-    memory = parse_memory(args.memory) if args.memory is not None else size
+    if args.memory is not None:
+        memory = parse_memory(args.memory)
     if memory is None:
         remedy = "Set the memory of one device, or its name: --device T4."
         raise InputError("--memory", "none", "an amount such as 24GB", remedy)
     margin = parse_margin(args.margin, memory)
     longest = whole(1, optional=True, remedy="Set the longest prompt's length.")
     refuse_outside("--max_prompt_length", args.max_prompt_length, longest)
+    # The run: model, preset and settings.
     values = read_given(args)
     name = args.model or values.get("model_name_or_path")
     if not name:
@@ -124,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     of_saved_adapter: dict[str, Any] = {}
     if goes_on:
         path, of_saved_adapter = of_adapter(user_path(path))
-    # judges numbers, loads nothing heavy
+    # Judges numbers, and loads nothing heavy.
     setup = from_keys({**of_preset, **of_saved_adapter, **values}, DEFAULT_PROMPT, device)
     # Thousands of modules are imported, none of them garbage, and steps are run on them: without collection it takes a
     # sixth of the first time less, and a third of the second.
@@ -134,16 +163,20 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.single_gpu.vocabulary import context_length
 
         config = read_config(path)
-        measured = None if args.max_prompt_length else _measured_prompt(values, name)
+        measured = None
+        if not args.max_prompt_length:
+            measured = _measured_prompt(values, name)
         prompt = _longest_prompt(config, args.max_prompt_length or measured, values)
         setup = replace(setup, prompt=prompt, goes_on=goes_on)
+        # A recipe that leaves the length out runs with the default: the plan is for that one.
         fixed = dict(values)
-        if args.config and "max_completion_length" not in values:  # what a run of the recipe takes
+        if args.config and "max_completion_length" not in values:
             room = (context_length(config) or math.inf) - prompt
             setup = replace(setup, completion=int(min(setup.completion, max(1, room))))
             fixed["max_completion_length"] = setup.completion
         planner = Planner(config, setup, memory)
         proposal = propose(planner, setup, memory - margin, fixed)
+        # Where it fits, say how long completions could be.
         longest_completion = setup.completion
         if fixed != values and proposal.fits:
             with_any_length = propose(planner, setup, memory - margin, values)
@@ -157,8 +190,9 @@ def run(args: argparse.Namespace) -> int:
         if key in values:
             recipe[key] = values[key]
     recipe |= proposal.keys
-    if {"steps_per_generation", "generation_batch_size"} <= set(recipe):
-        del recipe["steps_per_generation"]  # TRL takes one of them
+    # TRL takes one of them only.
+    if "generation_batch_size" in recipe:
+        recipe.pop("steps_per_generation", None)
     probe = None
     if args.probe:
         probe = run_probe(model_path(name), recipe, device, setup.prompt)
@@ -187,35 +221,29 @@ def run(args: argparse.Namespace) -> int:
         room = f"{readable(memory)} less a margin of {readable(margin)}"
         if card:
             room = f"{card}, {room}"
-        source = ""
+        prompts = f"{setup.prompt} tokens"
         if not args.max_prompt_length:
             origin = "measured" if measured else "assumed"
-            source = f" ({origin}: --max_prompt_length sets it)"
-        counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
-        phases = {}
-        for phase, parts in estimate.phases.items():
-            phases[f"{phase}*" if phase == estimate.peak else phase] = parts
+            prompts += f" ({origin}: --max_prompt_length sets it)"
         verdict = f"Fits {room}: the peak is {readable(estimate.total)}."
         if not proposal.fits:
-            missing = readable(estimate.total - (memory - margin))
+            missing = estimate.total - (memory - margin)
             verdict = (
-                f"Does not fit {room}: the smallest settings tried need {readable(estimate.total)}, {missing} more. "
-                f"They are for prompts of {setup.prompt} tokens{source}."
+                f"Does not fit {room}: the smallest settings tried need {readable(estimate.total)}, "
+                f"{readable(missing)} more. They are for prompts of {prompts}."
             )
-        size, largest = max((size, part) for part, size in estimate.phases[estimate.peak].items())
-        decides = f"Most of it in {estimate.peak}: {largest}, {readable(size)}."
-        lines = [f"{name}: {counts}", *_table("on the device", phases)]
-        if host:
-            lines += _table("on the host", host)
-        print(*lines, f"{verdict} {decides}", sep="\n", file=sys.stderr)
-        prompts = f"prompts up to {estimate.setup.prompt} tokens{source}. An estimate, not a measurement."
-        text = f"# {name} on {room}: planned peak {readable(estimate.total)}, {prompts}\n"
+        _print_tables(name, estimate, host, verdict)
+        # The fragment, for a recipe. Settings that do not fit are comments in it.
+        text = (
+            f"# {name} on {room}: planned peak {readable(estimate.total)}, prompts up to {prompts}. "
+            "An estimate, not a measurement.\n"
+        )
         fragment = dump(recipe)
         if longest_completion > setup.completion:
             fragment += f"# max_completion_length: {longest_completion} would fit, too, with other batch sizes\n"
         if not proposal.fits:
-            commented = "".join(f"# {line}\n" for line in fragment.splitlines())
-            fragment = f"# Nothing fits. The smallest settings tried:\n{commented}"
+            text += "# Nothing fits. The smallest settings tried:\n"
+            fragment = "".join(f"# {line}\n" for line in fragment.splitlines())
         print(text + fragment, end="", flush=True)
     if planner.is_part:
         console.log(f"{name} has several parts: steps are planned for text alone.")
@@ -228,16 +256,37 @@ def _with_totals(phases: Phases) -> dict[str, dict[str, int]]:
     return {name: {**parts, "total": sum(parts.values())} for name, parts in phases.items()}
 
 
+def _print_tables(name: str, estimate: "Estimate", host: Phases, verdict: str) -> None:
+    """Print the components of a plan on stderr. A star marks the phase with the peak."""
+    peak = estimate.peak
+    phases = {}
+    for phase, parts in estimate.phases.items():
+        star = "*" if phase == peak else ""
+        phases[f"{phase}{star}"] = parts
+    counts = f"{estimate.parameters / 1e9:.2f} billion parameters, {estimate.trained / 1e6:.1f} million trained"
+    lines = [f"{name}: {counts}", *_table("on the device", phases)]
+    if host:
+        lines += _table("on the host", host)
+    size, largest = max((size, part) for part, size in estimate.phases[peak].items())
+    lines.append(f"{verdict} Most of it in {peak}: {largest}, {readable(size)}.")
+    print(*lines, sep="\n", file=sys.stderr)
+
+
 def _table(title: str, phases: Phases) -> list[str]:
     """Return the lines of a table: components down, phases across."""
     sizes_of_phases = _with_totals(phases).values()
     lines = [[title, *phases]]
+    # Parts in the order in which phases name them; a phase may lack one.
     for part in [*dict.fromkeys(chain(*phases.values())), "total"]:
-        lines.append([part, *(readable(sizes[part]) if part in sizes else "-" for sizes in sizes_of_phases)])
+        line = [part]
+        for sizes in sizes_of_phases:
+            line.append(readable(sizes[part]) if part in sizes else "-")
+        lines.append(line)
     return console.aligned(lines)
 
 
-_TOKENIZED = 256  # prompts, those with the longest texts
+# Prompts to tokenize: those with the longest texts, as the longest in tokens is likely one of them.
+_TOKENIZED = 256
 
 
 def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
@@ -257,8 +306,10 @@ def _measured_prompt(values: Mapping[str, Any], name: str) -> int | None:
         prompts = data.prompted(dataset, values.get("prompt_template"), values.get("system_prompt"))["prompt"]
         tokenizer = AutoTokenizer.from_pretrained(model_path(name))
         longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-_TOKENIZED:]
-        return max(len(prompt_ids(prompt, tokenizer, values.get("chat_template_kwargs"))) for prompt in longest)
-    except Exception as error:  # whatever is wrong with the data, `train` says it: here an assumption is made instead
+        template = values.get("chat_template_kwargs")
+        return max(len(prompt_ids(prompt, tokenizer, template)) for prompt in longest)
+    # Whatever is wrong with the data, `train` says it: here an assumption is made instead.
+    except Exception as error:
         console.log(f"The prompts of {source} could not be measured ({type(error).__name__}).")
         return None
 
@@ -273,10 +324,14 @@ def _longest_prompt(config: "PreTrainedConfig", tokens: int | None, values: Mapp
     completion = values.get("max_completion_length")
     if context is None:
         return tokens or DEFAULT_PROMPT
+    # Half of a short context is left to completions of unknown length.
     prompt = tokens or max(1, min(DEFAULT_PROMPT, context - (completion or context // 2)))
     if prompt + (completion or 1) > context:
-        field = "max_completion_length" if completion else "--max_prompt_length"
-        got = f"{completion} after a prompt of {prompt} tokens" if completion else str(prompt)
+        field = "--max_prompt_length"
+        got = str(prompt)
+        if completion:
+            field = "max_completion_length"
+            got = f"{completion} after a prompt of {prompt} tokens"
         expected = f"at most {context} tokens together, the model's context"
         raise InputError(field, got, expected, "Lower the one or the other.")
     if completion is None and context - prompt < LENGTHS[0]:
@@ -348,8 +403,10 @@ def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) ->
         raise InputError("--probe", "use_vllm", "generation by transformers", remedy)
     name = "this CPU" if device == "cpu" else "this GPU"
     weights = "real"
-    if Path(path).is_dir() and not any(file.suffix in (".safetensors", ".bin") for file in Path(path).iterdir()):
-        weights = "random"
+    if Path(path).is_dir():
+        suffixes = {file.suffix for file in Path(path).iterdir()}
+        if not suffixes & {".safetensors", ".bin"}:
+            weights = "random"
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -360,7 +417,8 @@ def run_probe(path: str, recipe: Mapping[str, Any], device: str, prompt: int) ->
             if weights == "random":
                 path = _alone(_with_random_weights, path, f"{folder}/model", recipe.get("dtype"))
             return Probe(name, weights, *_alone(_measure, path, dict(recipe), device, prompt, folder))
-        except BrokenProcessPool:  # the system killed it, which says no word
+        # The system has killed the process, which says no word: a file tells where it was.
+        except BrokenProcessPool:
             stage = Path(folder, "stage")
             ended_in = stage.read_text() if stage.exists() else "loading the model"
             return Probe(name, weights, ended_in)
@@ -389,17 +447,20 @@ def _with_random_weights(path: str, folder: str, dtype: Any) -> str:
 
 def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder: str) -> tuple[Any, ...]:
     """Return the fields of a `Probe` from `ended_in` on; a file says what it is doing, to be read after a kill."""
+    # One GPU: with several visible, transformers would spread a batch over them.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ |= {"HF_DATASETS_CACHE": folder, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     import torch
     import transformers
 
-    import trl_drgrpo.trainer  # noqa: F401  # counts as there before
+    # The trainer's module is imported before memory is counted, not with the model.
+    import trl_drgrpo.trainer  # noqa: F401
     from trl_drgrpo.cli import job
 
     stage = Path(folder, "stage")
     stage.write_text("loading the model")
 
+    # Rewards come between generation and training. They differ in every group, so that every row trains.
     def rewards(completions: list[Any], **_: Any) -> list[float]:
         stage.write_text("training")
         return [float(row % 2) for row in range(len(completions))]
@@ -412,14 +473,25 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     prompts = [json.dumps({"prompt": _prompt(tokenizer, number, prompt)}) for number in range(64)]
     Path(folder, "prompts.jsonl").write_text("\n".join(prompts))
-    settings = {"bf16": False} if device == "cpu" else {}
-    settings |= {**recipe, "model_name_or_path": path, "dataset_name": f"{folder}/prompts.jsonl"}
-    settings |= {"output_dir": f"{folder}/run", "max_steps": 2, "use_cpu": device == "cpu", "report_to": "none"}
+    settings = {
+        **recipe,
+        "model_name_or_path": path,
+        "dataset_name": f"{folder}/prompts.jsonl",
+        "output_dir": f"{folder}/run",
+        "max_steps": 2,
+        "use_cpu": device == "cpu",
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+    }
+    if device == "cpu":
+        settings.setdefault("bf16", False)
     before = _resident()
     start = time.perf_counter()
     try:
         with console.stdout_to_stderr():
-            prepared = job.prepare({**settings, "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True})
+            prepared = job.prepare(settings)
             prepared.inputs["reward_funcs"] = [rewards]
             trainer = job.build_trainer(prepared)
             trainer.remove_callback(transformers.PrinterCallback)
@@ -427,10 +499,11 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
             trainer.add_callback(Steps())
             trainer.train()
     except (MemoryError, RuntimeError) as error:
-        is_out_of_memory = any(words in str(error) for words in ("allocate memory", "ALLOC_FAILED"))
-        if not is_out_of_memory and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            raise
-        return (stage.read_text(),)
+        # torch's CPU allocator and cuBLAS raise plain RuntimeErrors, of which only the text tells.
+        is_out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if is_out_of_memory or "allocate memory" in str(error) or "ALLOC_FAILED" in str(error):
+            return (stage.read_text(),)
+        raise
     seconds = time.perf_counter() - start
     if device == "cpu":
         return None, seconds, {"resident, the whole process": _resident(), "of them before the model": before}
@@ -444,7 +517,12 @@ def _measure(path: str, recipe: dict[str, Any], device: str, prompt: int, folder
 def _prompt(tokenizer: Any, number: int, tokens: int) -> str:
     """Return a text of so many tokens, or a word less, different for every number."""
     words = [f"{number + 10} "] * tokens
-    fitting = bisect_right(range(1, tokens + 1), tokens, key=lambda n: len(tokenizer("".join(words[:n])).input_ids))
+
+    def length(count: int) -> int:
+        return len(tokenizer("".join(words[:count])).input_ids)
+
+    # A word has at least one token, so that so many words are enough; bisection finds how many fit.
+    fitting = bisect_right(range(1, tokens + 1), tokens, key=length)
     return "".join(words[: max(fitting, 1)])
 
 

@@ -29,7 +29,8 @@ from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.rewards.recipe_rewards import check_spec
 from trl_drgrpo.upstream.former_names import remedy_for_name
 
-Places = dict[str, str]  # by key: the file and the line that a recipe has it in
+# By key: the file and the line that a recipe has it in.
+Places = dict[str, str]
 
 
 class Recipe(NamedTuple):
@@ -84,10 +85,11 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
             kind = kinds_of_node.get(type(document), "something else")
             got = f"{kind} in {path}"
             raise InputError("--config", got, "a YAML mapping of keys to values", "Write one `key: value` per line.")
+        # Duplicates are looked for before merges (`<<: *base`) are written out: a key may win over a merged one.
         strict_yaml.refuse_duplicates(document)
         loader.flatten_mapping(document)
-        nodes: dict[str, yaml.Node] = {}
-        lines: dict[str, int] = {}
+        nodes = {}
+        lines = {}
         for key_node, node in document.value:
             key = str(loader.construct_object(key_node))
             nodes[key] = node
@@ -100,38 +102,40 @@ def read_recipe(path: str, places: Places | None = None) -> Recipe:
         env = {}
         if "env" in nodes:
             env = _environment(loader, nodes.pop("env"))
+        # Of a number the text as it was written is kept as well: a text field may hold it.
+        texts = {key: node.value for key, node in nodes.items() if isinstance(node, yaml.ScalarNode)}
         values = {key: loader.construct_object(node, deep=True) for key, node in nodes.items()}
     except yaml.YAMLError as error:
         got = f"{path}, which is not valid YAML"
         mark = isinstance(error, yaml.MarkedYAMLError) and (error.problem_mark or error.context_mark)
         if mark:
             got += f", line {mark.line + 1}"
-        remedy = f"YAML error: {getattr(error, 'problem', None) or error}. Check colons, quotes and indentation."
+        problem = getattr(error, "problem", None) or error
+        remedy = f"YAML error: {problem}. Check colons, quotes and indentation."
         raise InputError("--config", got, "a YAML mapping", remedy) from error
-    typed = {}
-    for key, value in values.items():
-        node = nodes[key]
-        as_written = node.value if isinstance(node, yaml.ScalarNode) else None
-        typed[key] = coerce(flags[key], value, as_written)
+    typed = {key: coerce(flags[key], value, texts.get(key)) for key, value in values.items()}
     return Recipe(typed, env)
 
 
 def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str, str]:
     """Return the variables of `env:`, each text as it was written. Refuses what no environment can hold."""
-    value = loader.construct_object(node, deep=True)  # merges and every check of a mapping, too
+    # Writes merges into the node, and makes every check of a mapping.
+    value = loader.construct_object(node, deep=True)
     if value is None:
         return {}
     remedy = "Write `env:` and `  NAME: value`."
     if not isinstance(node, yaml.MappingNode):
         raise InputError("env", shortened(value), "a mapping of variable names to values", remedy)
-    variables: dict[str, str] = {}
+    variables = {}
     for key, value in node.value:
         if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
             got = f"a list or mapping in line {line_of(key)}"
             raise InputError("env", got, "a mapping of variable names to values", remedy)
+        # The texts of the nodes: `NAME: 1.0` sets "1.0", and `NAME: yes` sets "yes".
         name = key.value
         text = value.value
-        if not name or "=" in name or "\0" in name + text or not is_unicode(name + text):
+        entry = name + text
+        if not name or "=" in name or "\0" in entry or not is_unicode(entry):
             got = shortened({name: text})
             raise InputError("env", got, "names without `=`, and texts without a NUL character", remedy)
         variables[name] = text
@@ -140,6 +144,7 @@ def _environment(loader: strict_yaml.StrictLoader, node: yaml.Node) -> dict[str,
 
 def _text_of(path: str) -> str:
     file = user_path(path)
+    # Unlike those of `Path`, these functions raise nothing for a name that is too long.
     if not os.path.isfile(file):
         got = f"{path}, a directory" if os.path.isdir(file) else f"{path}, which does not exist"
         remedy = f"Relative paths start at the current directory, {os.getcwd()}."
@@ -164,7 +169,8 @@ def _unknown_keys(unknown: list[tuple[str, int]], path: str) -> InputError:
 
 def dump(values: Mapping[str, Any]) -> str:
     """Return a mapping as YAML in its order, ending in a line break; nothing for an empty mapping."""
-    if not values:  # YAML's empty mapping is `{}`
+    # YAML's empty mapping is `{}`, which cannot stand between other keys.
+    if not values:
         return ""
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000)
 
@@ -173,10 +179,17 @@ def dump(values: Mapping[str, Any]) -> str:
 
 # Text fields of TRL and transformers that are documented to take a boolean too.
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
+# Words that transformers' parser of command lines takes for booleans.
 _BOOLEANS: dict[str, bool] = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
 _BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
-_WORDS |= {"dict": "a mapping", "None": "null"}
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "a mapping",
+    "None": "null",
+}
 # Tried in this order, so that text is what is left when nothing else fits.
 _KINDS = ("bool", "int", "float", "Literal", "list", "dict", "RewardSpec", "DatasetConfig", "str", "Any")
 
@@ -213,6 +226,7 @@ def coerce(flag: Flag, value: Any, text: str | None = None) -> Any:
 
 def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
     members = kinds(annotation)
+    # After a flag, null is a word. Where the field takes texts, that word is one.
     is_null = isinstance(value, str) and value.lower() in ("none", "null")
     if is_null and "None" in members and "str" not in members:
         return None
@@ -220,6 +234,7 @@ def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
         if "None" in members or flag.default is None:
             return None
         raise _NoFit("Leave the key out for the default.")
+    # The first kind that takes the value; of the others' reasons the last one that says something.
     reason = ""
     for name in _KINDS:
         try:
@@ -227,6 +242,7 @@ def _fit(annotation: str, value: Any, text: str | None, flag: Flag) -> Any:
                 return _convert(name, members[name], value, text, flag, takes_text="str" in members)
         except _NoFit as error:
             reason = str(error) or reason
+    # Objects of other classes, for a value that no plain kind of the field takes.
     objects = members.keys() - {*_KINDS, "None"}
     if objects:
         reason = f"A {min(objects)} cannot be written in a recipe or after a flag; `accelerate` configures it."
@@ -240,24 +256,28 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
     word = str(value).lower()
     match name:
         case "bool":
+            # In `bool | str` the text "no" may be a text.
             words = ("true", "false") if takes_text else _BOOLEANS
             if word in words:
                 return _BOOLEANS[word]
         case "int" | "float":
             kind = int if name == "int" else float
+            # Python counts booleans among the whole numbers.
             if isinstance(value, int | kind) and not isinstance(value, bool):
-                if name == "float" and abs(value) > sys.float_info.max and not isinstance(value, float):
+                if name == "float" and isinstance(value, int) and abs(value) > sys.float_info.max:
                     raise _NoFit("It is larger than any floating-point number.")
                 return value
-            if isinstance(value, str) and strict_yaml.is_old_number(value):
-                raise _NoFit(strict_yaml.remedy_for_old_number(value))
             if isinstance(value, str):
+                if strict_yaml.is_old_number(value):
+                    raise _NoFit(strict_yaml.remedy_for_old_number(value))
                 with contextlib.suppress(ValueError):
                     return kind(value)
         case "Literal" if flag.choices is not None and isinstance(value, str):
-            return value  # judged with all choices
+            # `coerce` judges it with all choices, and names the nearest one.
+            return value
         case "Literal":
             choices = ast.literal_eval(f"({inner},)")
+            # By type as well: True equals 1.
             if any(type(choice) is type(value) and choice == value for choice in choices):
                 return value
         case "list" if not (takes_text and isinstance(value, str)):
@@ -276,7 +296,8 @@ def _convert(name: str, inner: str, value: Any, text: str | None, flag: Flag, ta
             if flag.name in _TEXT_OR_BOOLEAN and word in ("true", "false"):
                 return _BOOLEANS[word]
             if not isinstance(value, dict | list):
-                if text is not None and not isinstance(value, str):  # `1e3` as it was written, not 1000.0
+                # `1e3` as it was written, not 1000.0.
+                if text is not None and not isinstance(value, str):
                     value = text
                 return _plain_text(str(value))
             reason = "Write a single value."
@@ -289,7 +310,8 @@ def inline(value: Any, name: str, expected: str) -> Any:
     """Return a mapping that was written as text, after a flag: YAML or JSON; any other value as it is."""
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
-    with contextlib.suppress(ValueError, RecursionError):  # YAML reads JSON's escapes of UTF-16 as two letters
+    # JSON is YAML, too, but YAML reads its escapes of UTF-16 as two letters.
+    with contextlib.suppress(ValueError, RecursionError):
         mapping = json.loads(value)
         if not strict_yaml.is_deep(mapping):
             return mapping
@@ -305,7 +327,7 @@ def _refuse_old_numbers(value: object, name: str) -> None:
     """Refuse numbers that versions of YAML disagree on inside a mapping, where nothing says that a text is due."""
     if isinstance(value, OldNumber):
         raise InputError(name, value, "a decimal number", strict_yaml.remedy_for_old_number(value))
-    parts: list[Any] = []
+    parts = []
     if isinstance(value, list):
         parts = value
     elif isinstance(value, dict):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.cli import console
 from trl_drgrpo.cli.data import check_prompting
@@ -27,6 +27,11 @@ from trl_drgrpo.evaluation.models import Decoding, Loading, check_model, holds_m
 from trl_drgrpo.features.diagnostics.run_log import FOLDER as LOG_FOLDER
 from trl_drgrpo.features.diagnostics.run_log import RUN
 from trl_drgrpo.rewards.recipe_rewards import needs_trust
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from trl_drgrpo.process_rewards.continuations import Sampler
 
 DEMO_MODEL = "trl_drgrpo:demo"
 _OWN_MODELS = (DEMO_MODEL, SMOLLM2)
@@ -55,7 +60,8 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
         raise InputError(field, "none", "a Hub id or a local folder", remedy)
     if name.startswith("trl_drgrpo:") and name not in _OWN_MODELS:
         raise InputError(field, name, " or ".join(_OWN_MODELS), did_you_mean(name, _OWN_MODELS, "Name one of them."))
-    if not is_adapter(model_path(name)):  # whose base is looked for with the other checks of the model
+    # The base of an adapter is looked for with the other checks of the model.
+    if not is_adapter(model_path(name)):
         check_local(field, model_path(name))
 
 
@@ -79,15 +85,15 @@ class CallSettings:
     @property
     def loading(self) -> Loading:
         """Model loading."""
-        bits = 8 if self.values.get("load_in_8bit") else None
-        if self.values.get("load_in_4bit") or self.values.get("preset") == "qlora":
+        values = self.values
+        # A preset is a key of a recipe by itself: a 4-bit base is what it stands for.
+        bits = None
+        if values.get("load_in_4bit") or values.get("preset") == "qlora":
             bits = 4
-        return Loading(
-            base=model_path(self.base) if self.base is not None else None,
-            dtype=self.values.get("dtype"),
-            trust_remote_code=bool(self.values.get("trust_remote_code")),
-            bits=bits,
-        )
+        elif values.get("load_in_8bit"):
+            bits = 8
+        base = self.base and model_path(self.base)
+        return Loading(base, values.get("dtype"), bool(values.get("trust_remote_code")), bits)
 
     @property
     def prompting(self) -> dict[str, Any]:
@@ -106,29 +112,39 @@ class CallSettings:
     @property
     def decoding(self) -> Decoding:
         """Sampling settings; defaults as in training."""
-        return Decoding(**{key: self.values[key] for key in DECODING_KEYS if self.values.get(key) is not None})
+        settings = {}
+        for key in DECODING_KEYS:
+            if self.values.get(key) is not None:
+                settings[key] = self.values[key]
+        return Decoding(**settings)
 
-    def sampler(self, name: str, tokenizer: Any, batch_size: int, url: str | None) -> Any:
+    def sampler(self, name: str, tokenizer: "PreTrainedTokenizerBase", batch_size: int, url: str | None) -> "Sampler":
         """Return a sampler of whole completions of a model, as it was named: in memory, or with the vLLM server at an
         address."""
         from trl_drgrpo.evaluation.models import load_model
         from trl_drgrpo.evaluation.running import model_sampler, server_sampler
 
+        path = model_path(name)
         if url is not None:
-            return server_sampler(url, model_path(name), tokenizer, self.decoding, batch_size)
+            return server_sampler(url, path, tokenizer, self.decoding, batch_size)
         console.log(f"Loading {name}")
-        return model_sampler(load_model(model_path(name), self.loading), tokenizer, self.decoding, batch_size)
+        model = load_model(path, self.loading)
+        return model_sampler(model, tokenizer, self.decoding, batch_size)
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """Add `--config`, `--model_name_or_path` (or `--model`), `--base` and keys of `train` as flags."""
     add = parser.add_argument
     add("--config", metavar="YAML", help="a recipe of `train`; flags win over it")
-    model = (
-        "folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
-        "(default: the model that the recipe trained, else the one it starts from)"
+    add(
+        "--model_name_or_path",
+        "--model",
+        metavar="MODEL",
+        help=(
+            "folder of a run, a checkpoint, a model or an adapter, or a Hub id; a run brings its recipe along "
+            "(default: the model that the recipe trained, else the one it starts from)"
+        ),
     )
-    add("--model_name_or_path", "--model", metavar="MODEL", help=model)
     add("--base", metavar="MODEL", help="base model of an adapter, if not the one that the adapter names")
     add_trust(parser)
     for key in (*_MODEL_KEYS, *keys):
@@ -139,13 +155,13 @@ def add_keys(parser: argparse.ArgumentParser, keys: Sequence[str]) -> None:
 def read_settings(args: argparse.Namespace) -> CallSettings:
     """Return the values of the recipe, if there is one, and of the flags, checked before anything loads. Sets the
     recipe's `env:` variables."""
+    # The model: that of the call, else the one that the recipe has trained, else the one that it starts from.
     model = args.model_name_or_path
-    folder = model_path(model) if model else None
+    folder = model and model_path(model)
     recipe = brought_values(args, folder, args.keys_in_use)
     start = recipe.get("model_name_or_path")
     if model is None:
         model = start
-        # The model that the recipe has trained, if it is there.
         output = recipe.get("output_dir")
         if args.config and output and holds_model(user_path(output)):
             model = output
@@ -155,6 +171,7 @@ def read_settings(args: argparse.Namespace) -> CallSettings:
     values = {**recipe, **flag_values(args), "model_name_or_path": model}
     trained_from = start if start != model else None
     settings = CallSettings(values, model_path(model), trained_from, args.base)
+    # What cannot be, or is left out, beside these values.
     samples = getattr(args, "num_samples", 1)
     if settings.decoding.temperature == 0 and samples > 1:
         remedy = "Greedy decoding gives a single answer: remove num_samples, or raise the temperature."
@@ -162,12 +179,14 @@ def read_settings(args: argparse.Namespace) -> CallSettings:
     if values.get("generation_kwargs"):
         console.log(f"generation_kwargs: not used here, unlike in training: {shortened(values['generation_kwargs'])}.")
     check_prompting(**settings.prompting)
-    _ = settings.template  # refuses what is no mapping
+    # Reading it refuses what is no mapping.
+    _ = settings.template
     check_model("model_name_or_path", settings.model, settings.loading.base)
     return settings
 
 
-# The keys of a recipe in a folder that count without `--trust_recipe`. Rewards do where they are in the package.
+# The keys of a recipe in a folder that count without `--trust_recipe`: a list of what is harmless, as a key that a
+# later version adds may not be. Rewards count where they are in the package.
 _FROM_ANYBODY = (
     *(*ANSWER_KEYS, "dtype", "load_in_4bit", "load_in_8bit", "preset", "model_name_or_path"),
     *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "rename_columns"),
@@ -179,11 +198,15 @@ TRUST = "--trust_recipe takes them"
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add `--trust_recipe`."""
-    text = (
-        "take everything from the recipe in the run's folder, also what runs code: reward files, trust_remote_code "
-        "and env (default: only from a recipe that --config names)"
+    parser.add_argument(
+        "--trust_recipe",
+        "--trust-recipe",
+        action="store_true",
+        help=(
+            "take everything from the recipe in the run's folder, also what runs code: reward files, "
+            "trust_remote_code and env (default: only from a recipe that --config names)"
+        ),
     )
-    parser.add_argument("--trust_recipe", "--trust-recipe", action="store_true", help=text)
 
 
 def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Sequence[str]) -> dict[str, Any]:
@@ -198,16 +221,22 @@ def brought_values(args: argparse.Namespace, folder: str | None, keys_in_use: Se
         folder (`str`, *optional*): The run's folder, or that of a checkpoint in it.
         keys_in_use (`Sequence[str]`): The keys that the command reads, and names where they are left out.
     """
-    path = kept_recipe(folder) if folder and not args.config else None
-    if path is None or args.trust_recipe:
-        return recipe_values(args.config or (path and str(path)), args)
+    if args.config:
+        return recipe_values(args.config, args)
+    path = folder and kept_recipe(folder)
+    if not path:
+        return {}
+    if args.trust_recipe:
+        return recipe_values(str(path), args)
+    # `env` is read, too, and not set.
     recipe = read_recipe(str(path), vars(args).setdefault("places", {}))
-    left_out = [key for key in keys_in_use if needs_trust_recipe(key, recipe.values)]
+    values = recipe.values
+    left_out = [key for key in keys_in_use if needs_trust_recipe(key, values)]
     if recipe.env:
         left_out.append("env")
     if left_out:
         console.log(f"{path}: not taken, as it may run code: {', '.join(left_out)}. {TRUST}, if the folder is yours.")
-    return {key: value for key, value in recipe.values.items() if not needs_trust_recipe(key, recipe.values)}
+    return {key: value for key, value in values.items() if not needs_trust_recipe(key, values)}
 
 
 def needs_trust_recipe(key: str, values: Mapping[str, Any]) -> bool:
@@ -218,7 +247,8 @@ def needs_trust_recipe(key: str, values: Mapping[str, Any]) -> bool:
 
 
 RECIPE = "recipe.yaml"
-EVALUATIONS = Path(LOG_FOLDER, "evaluations")  # in a run's folder
+# In a run's folder.
+EVALUATIONS = Path(LOG_FOLDER, "evaluations")
 
 
 def keep_recipe(output_dir: Path, text: str) -> None:
@@ -241,14 +271,20 @@ def run_folder(model: str) -> Path | None:
 def kept_recipe(model: str) -> Path | None:
     """Return the recipe of the run that a model's folder belongs to; `None` where there is none."""
     run = run_folder(model)
-    recipe = run and run / LOG_FOLDER / RECIPE
-    return recipe if recipe and recipe.is_file() else None
+    if run is None:
+        return None
+    recipe = run / LOG_FOLDER / RECIPE
+    return recipe if recipe.is_file() else None
 
 
 def was_trained_on_messages(model: str) -> bool | None:
     """Tell whether the prompts of a model's run were messages; `None` where nothing says it."""
     run = run_folder(model)
+    if run is None:
+        return None
+    # Older runs have no such entry, and a folder may be a stranger's.
     try:
-        return run and json.loads((run / LOG_FOLDER / RUN).read_text("utf-8"))["prompts"] == "messages"
+        about = json.loads((run / LOG_FOLDER / RUN).read_text("utf-8"))
+        return about["prompts"] == "messages"
     except (OSError, ValueError, KeyError, TypeError):
         return None

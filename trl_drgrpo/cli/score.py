@@ -11,10 +11,12 @@ done, 1 a reward failed on some row, 2 bad input.
 
 import argparse
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,8 @@ from trl_drgrpo.rewards.recipe_rewards import resolve_reward
 from trl_drgrpo.rewards.scoring import RewardScores
 from trl_drgrpo.rewards.texts import completion_text, prompt_key
 
-LOGGED = "logged "  # in front of the name of a reward whose value is in the file
+# In front of the name of a reward whose value is in the file.
+LOGGED = "logged "
 FIELDS = ("reward_funcs", "step_reward_funcs")
 Rows = list[Row]
 
@@ -49,37 +52,84 @@ Rows = list[Row]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add = parser.add_argument
-    rewards = "names, file.py:f or {name: {option: value}}"
-    add("--reward_funcs", "--rewards", dest="reward_funcs", nargs="+", default=[], metavar="REWARD", help=rewards)
-    steps = "process reward models (a folder, or as in a recipe) and step verifiers"
-    add("--step_reward_funcs", nargs="+", default=[], metavar="REWARD", help=steps)
+    with_default = partial(console.add_default, parser)
+    add(
+        "--reward_funcs",
+        "--rewards",
+        dest="reward_funcs",
+        nargs="+",
+        default=[],
+        metavar="REWARD",
+        help="names, file.py:f or {name: {option: value}}",
+    )
+    add(
+        "--step_reward_funcs",
+        nargs="+",
+        default=[],
+        metavar="REWARD",
+        help="process reward models (a folder, or as in a recipe) and step verifiers",
+    )
     add("--config", metavar="YAML", help="recipe whose rewards are meant (default: that of the run in --data)")
     add_trust(parser)
-    completions = (
-        "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
-        "run (what it logged, sampled in an evaluation, or recorded)"
+    add(
+        "--data",
+        type=os.path.expanduser,
+        required=True,
+        help=(
+            "completions: .jsonl, .csv, .parquet (as log_completions writes them), a folder of such files, or a "
+            "run (what it logged, sampled in an evaluation, or recorded)"
+        ),
     )
-    add("--data", type=os.path.expanduser, required=True, help=completions)
-    columns = "data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)"
-    add("--dataset_name", "--dataset", dest="dataset", help=columns)
-    names = "for example answer=solution"
-    add("--rename_columns", "--columns", dest="columns", nargs="+", default=[], metavar="OLD=NEW", help=names)
+    add(
+        "--dataset_name",
+        "--dataset",
+        dest="dataset",
+        help="data with prompt and the columns that --data lacks, joined by the prompt (default: the recipe's)",
+    )
+    add(
+        "--rename_columns",
+        "--columns",
+        dest="columns",
+        nargs="+",
+        default=[],
+        metavar="OLD=NEW",
+        help="for example answer=solution",
+    )
     add("--tokenizer", help="folder or Hub id, for rewards that read completion_ids")
-    cut = "as in train, for completions without a column steps (default: the recipe's, else an empty line)"
-    add("--step_separator", help=cut)
-    add("--step_threshold", type=float, default=0.5, help="a step scored below it is an error (default: 0.5)")
+    add(
+        "--step_separator",
+        help="as in train, for completions without a column steps (default: the recipe's, else an empty line)",
+    )
+    with_default("--step_threshold", 0.5, "a step scored below it is an error")
     add("--limit", type=int, help="score only the first rows")
-    size = "rows per call; 1 reports time and failure per row (default: 1, of step rewards 32)"
-    add("--batch_size", type=int, help=size)
-    add("--show", type=int, default=5, help="rows per list (default: 5)")
-    scored = "JSON Lines file to write: each row with its scores, of step rewards one per step"
-    add("--output", type=os.path.expanduser, help=scored)
-    plot = "PNG file to write: the calibration of the step rewards"
-    add("--plot", type=os.path.expanduser, metavar="FILE", help=plot)
-    rates = "JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates"
-    add("--pass_rates", type=os.path.expanduser, metavar="FILE", help=rates)
-    passes = "a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1"
-    add("--correct_threshold", type=float, help=passes)
+    add(
+        "--batch_size",
+        type=int,
+        help="rows per call; 1 reports time and failure per row (default: 1, of step rewards 32)",
+    )
+    with_default("--show", 5, "rows per list")
+    add(
+        "--output",
+        type=os.path.expanduser,
+        help="JSON Lines file to write: each row with its scores, of step rewards one per step",
+    )
+    add(
+        "--plot",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="PNG file to write: the calibration of the step rewards",
+    )
+    add(
+        "--pass_rates",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="JSON Lines file to write: the pass rate of each prompt by the first reward, for prior_pass_rates",
+    )
+    add(
+        "--correct_threshold",
+        type=float,
+        help="a completion passes if the first reward is at least this; needed unless its rewards are 0 and 1",
+    )
     add("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
@@ -124,12 +174,12 @@ def run(args: argparse.Namespace) -> int:
     """Score and print; 1 where a reward failed on some row."""
     _check(args)
     recipe, specs = _specs(args)
-    # Before anything heavy is imported.
+    # The data are read before anything heavy is imported for a reward.
     rows_of_models = {name: _read(args, recipe, path) for name, path in _sources(args.data).items()}
     parts = []
     with console.stdout_to_stderr():
-        rewards = _resolved(specs[FIELDS[0]], FIELDS[0])
-        step_rewards = _resolved(specs[FIELDS[1]], FIELDS[1])
+        rewards = _resolved(specs, "reward_funcs", resolve_reward)
+        step_rewards = _resolved(specs, "step_reward_funcs", step_reward)
         for name, rows in rows_of_models.items():
             parts.append(_scored_part(args, recipe, name, rows, rewards, step_rewards))
     has_failed = False
@@ -157,7 +207,8 @@ def run(args: argparse.Namespace) -> int:
         from trl_drgrpo.evaluation.steps import draw
 
         draw(trained.step_summaries, Path(args.plot))
-    if args.pass_rates is not None:  # last: the scores exist even if the reward has problems
+    # Pass rates are the very last: they may be refused, and the scores are written by then.
+    if args.pass_rates is not None:
         scores = trained.scores[0]
         correct = _judged(scores, args.correct_threshold)
         if correct is None:
@@ -176,6 +227,7 @@ def _scored_part(
     step_rewards: dict[str, Any],
 ) -> _Part:
     """Score the completions of one model."""
+    # Columns that rewards read.
     rows, logged = _split_logged(rows, list(rewards))
     if args.tokenizer is not None:
         from trl_drgrpo.process_rewards.loading import load_tokenizer
@@ -193,17 +245,22 @@ def _scored_part(
         rows = _with_steps(rows, separator)
     for key, reward in {**rewards, **step_rewards}.items():
         _check_reward(key, reward, rows, key in step_rewards)
-    scores = [_scored(key, reward, rows, args.batch_size or 1) for key, reward in rewards.items()]
+    # Scores. A rule is called row by row, so that a failure has its row; a model is worth a batch.
+    scores = []
+    values: dict[str, Any] = {}
+    summaries = {}
+    for key, reward in rewards.items():
+        of_reward = _scored(key, reward, rows, args.batch_size or 1)
+        scores.append(of_reward)
+        values[key] = of_reward.rewards
+        unscored = scoring.unscored_rows(reward, rows, of_reward)
+        summaries[key] = _summary(of_reward) | {"unscored": unscored}
     step_scores = [_step_scored(key, reward, rows, args.batch_size or 32) for key, reward in step_rewards.items()]
-    values: dict[str, Any] = {of_reward.name: of_reward.rewards for of_reward in scores}
+    # Rewards are compared with each other, and each with its logged value, which was rounded to float32.
     disagreements = scoring.disagreements(values, 1e-6)
-    for key, before in logged.items():  # a log holds float32
+    for key, before in logged.items():
         disagreements += scoring.disagreements({key: values[key], LOGGED + key: before}, 1e-4)
         values[LOGGED + key] = before
-    summaries = {}
-    for of_reward in scores:
-        unscored = scoring.unscored_rows(rewards[of_reward.name], rows, of_reward)
-        summaries[of_reward.name] = _summary(of_reward) | {"unscored": unscored}
     step_summaries = _step_summaries(args, rows, scores, step_scores)
     return _Part(name, rows, scores, step_scores, values, disagreements, summaries, step_summaries)
 
@@ -236,9 +293,10 @@ def _check(args: argparse.Namespace) -> None:
 def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the values of the recipe, and both kinds of rewards, each as it was written and as it was read: those of
     the call, else those of the recipe."""
-    specs: dict[str, dict[str, Any]] = {}
+    specs = {}
     for field in FIELDS:
         specs[field] = {text: reward_spec(text, field) for text in getattr(args, field)}
+    # Rewards of the recipe do not come on top of those of the call.
     keys_in_use = () if any(specs.values()) else FIELDS
     recipe = brought_values(args, args.data, keys_in_use)
     for field in keys_in_use:
@@ -247,7 +305,9 @@ def _specs(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str
         remedy = "Name some: --reward_funcs math_reward, or --step_reward_funcs runs/prm. "
         remedy += f"A run's folder may bring some that run code: {TRUST}."
         raise InputError("reward_funcs", "none", "a reward or a step reward", remedy)
-    for field, kind, value in (("plot", FIELDS[1], args.plot), ("pass_rates", FIELDS[0], args.pass_rates)):
+    needed = {"plot": "step_reward_funcs", "pass_rates": "reward_funcs"}
+    for field, kind in needed.items():
+        value = getattr(args, field)
         if value is not None and not specs[kind]:
             raise InputError(field, value, f"none without {kind}", f"Add --{kind}, or remove it.")
     return recipe, specs
@@ -257,22 +317,25 @@ def _sources(path: str) -> dict[str, str]:
     """Return paths of the completions by the model that wrote them, the trained one last; one with an empty name where
     they are not the samples of an evaluation. One rate over a baseline and the trained model would be of neither."""
     path = _in_run(path)
+    # Beside samples of an evaluation lies a note about their model.
     models = {}
     for file in Path(path).glob("*.jsonl"):
         models[file] = read_object(file.with_suffix(f".{KIND}.json"))
     if None in models.values() or len(models) < 2:
         return {"": path}
+    # Which of them is a baseline is written in the results.
     roles = {}
     for evaluation in read_results(Path(path).parent):
         for model in evaluation["models"]:
             roles[model["name"], model.get("weights")] = model["role"]
     ranked = []
+    names = []
     for file, model in models.items():
         role = roles.get((model.get("model"), model.get("weights")), "")
         name = f"{role}: {model.get('model')}".removeprefix(": ")
+        names.append(name)
         # Baselines first, the trained model last, among their kind by age.
         ranked.append((role == "model", role != "baseline", file.stat().st_mtime, name, str(file)))
-    names = [name for *_, name, _ in ranked]
     sources = {}
     for *_, name, file in sorted(ranked):
         if names.count(name) > 1:
@@ -286,24 +349,37 @@ def _read(args: argparse.Namespace, recipe: dict[str, Any], path: str) -> Rows:
     is_recorded = Path(path, LOG_FOLDER).is_dir()
     rows = _recorded(Path(path)) if is_recorded else scoring.read_rows(path)
     rows = rows[: args.limit]
-    is_table = all(column in rows[0] for column in scoring.TABLE_COLUMNS)
-    source = args.dataset or (is_table and recipe.get("dataset_name"))
+    # What a run has logged lacks the columns of its dataset.
+    source = args.dataset
+    if not source and _is_logged_table(rows):
+        source = recipe.get("dataset_name")
     if source:
         dataset = prompt_rows({**recipe, "dataset_name": source})
-        if is_recorded:  # a run log has prompts as texts
+        # Rows are joined by the prompt, of which a run log has the text alone.
+        if is_recorded:
             prompts = {logged_prompt(row["prompt"]): row["prompt"] for row in dataset}
-            rows = [{**row, "prompt": prompts.get(row["prompt"], row["prompt"])} for row in rows]
+            for row in rows:
+                row["prompt"] = prompts.get(row["prompt"], row["prompt"])
         rows = scoring.with_columns_of(rows, dataset)
     for old, new in checked_renamings(args.columns, dict.fromkeys(chain(*rows))):
-        rows = [{new if name == old else name: value for name, value in row.items()} for row in rows]
+        new_names = {old: new}
+        for position, row in enumerate(rows):
+            rows[position] = {new_names.get(name, name): value for name, value in row.items()}
     for number, row in enumerate(rows, start=1):
         if row.get("steps") is not None:
             _check_steps(row, f"data, row {number}")
-            if row.get("completion") is None:  # as `label-steps` writes them
+            # `label-steps` writes steps alone.
+            if row.get("completion") is None:
                 row["completion"] = "\n".join(step.rstrip("\n") for step in row["steps"])
     scoring.check_completions(rows)
+    # Lines of JSON may lack a key that others have.
     names = dict.fromkeys(chain(*rows))
     return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _is_logged_table(rows: Rows) -> bool:
+    """Tell whether rows are those of TRL's table of completions."""
+    return all(column in rows[0] for column in scoring.TABLE_COLUMNS)
 
 
 def _check_steps(row: Row, field: str) -> None:
@@ -346,9 +422,12 @@ def _recorded(run: Path) -> Rows:
         raise InputError("data", f"{run}, a run that recorded no completions", "completions", remedy)
     console.log(f"Scoring {len(groups)} recorded groups of {run}: a part of what was trained on, see record_groups.")
     about = read_object(run / LOG_FOLDER / RUN) or {}
-    special = re.compile("|".join(map(re.escape, about.get("special_tokens") or ["\0"])))
+    # Without special tokens a pattern that matches nothing: a text never holds a NUL.
+    special_tokens = about.get("special_tokens") or ["\0"]
+    special = re.compile("|".join(map(re.escape, special_tokens)))
     rows = []
     for group in groups:
+        # The log cuts long values: a gold answer that was cut would be another one.
         whole_columns = {name: value for name, value in group.columns.items() if len(value) < COLUMN_CHARACTERS}
         for row in group.rows:
             completion: Any = special.sub("", row.text)
@@ -359,11 +438,10 @@ def _recorded(run: Path) -> Rows:
     return rows
 
 
-def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
+def _resolved(specs: dict[str, dict[str, Any]], field: str, resolve: Callable[..., Callable]) -> dict[str, Callable]:
     """Return rewards by name; by what was written where two have one name."""
-    resolve = step_reward if field == FIELDS[1] else resolve_reward
-    rewards: dict[str, Any] = {}
-    for text, spec in specs.items():
+    rewards = {}
+    for text, spec in specs[field].items():
         reward = resolve(spec, field)
         name = reward_name(reward)
         if name in rewards:
@@ -374,15 +452,18 @@ def _resolved(specs: dict[str, Any], field: str) -> dict[str, Any]:
 
 def _split_logged(rows: Rows, names: list[str]) -> tuple[Rows, dict[str, list[float | None]]]:
     """Return the rows without the columns that are of TRL's table alone, and the rewards logged in it."""
-    if not all(column in rows[0] for column in scoring.TABLE_COLUMNS):
+    if not _is_logged_table(rows):
         return rows, {}
     logged = {}
     for name in names:
         values = [row.get(name) for row in rows]
+        # A column of the dataset may have the name of a reward, and hold texts.
         if name in rows[0] and all(isinstance(value, int | float | None) for value in values):
-            logged[name] = [None if value is None or value != value else float(value) for value in values]
+            # pandas writes NaN for None.
+            logged[name] = [None if value is None or math.isnan(value) else float(value) for value in values]
     dropped = {*scoring.TABLE_COLUMNS, *logged}
-    return [{name: value for name, value in row.items() if name not in dropped} for row in rows], logged
+    rows = [{name: value for name, value in row.items() if name not in dropped} for row in rows]
+    return rows, logged
 
 
 def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
@@ -398,14 +479,16 @@ def _with_steps(rows: Rows, separator: str | Sequence[str]) -> Rows:
         if steps is None:
             steps = list(segmenter.of_text(completion_text(row["completion"])))
         else:
+            # The last step ends with the completion, not with a separator.
             steps = [*map(segmenter.rule.with_end, steps[:-1]), *steps[-1:]]
         rows_with_steps.append({**row, "steps": steps})
     return rows_with_steps
 
 
-def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None:
+def _check_reward(name: str, reward: Callable, rows: Rows, is_of_steps: bool) -> None:
     """Check that the reward is of its kind, and that its columns and programs are there."""
     needed = required(reward)
+    # Step rewards declare this attribute, or ask for the steps.
     scores_steps = hasattr(reward, "is_causal") or "steps" in needed
     if scores_steps and not is_of_steps:
         remedy = "Name it under --step_reward_funcs."
@@ -422,19 +505,29 @@ def _check_reward(name: str, reward: Any, rows: Rows, is_of_steps: bool) -> None
         raise InputError(f"reward {name}", "completions without token ids", expected, remedy)
 
 
-def _scored(name: str, reward: Any, rows: Rows, batch_size: int, validate: Any = None) -> RewardScores:
+def _scored(
+    name: str,
+    reward: Callable,
+    rows: Rows,
+    batch_size: int,
+    validate: Callable | None = None,
+) -> RewardScores:
     with console.progress_over(len(rows), 0, "rows") as show:
         return scoring.score_rows(reward, rows, name, batch_size, lambda done: show(name, done), validate)
 
 
-def _step_scored(name: str, reward: Any, rows: Rows, batch_size: int) -> RewardScores:
+def _step_scored(name: str, reward: Callable, rows: Rows, batch_size: int) -> RewardScores:
     """Score as [`_scored`] does, with a list of scores per row; all `None` where the call failed."""
     from trl_drgrpo.process_rewards.step_scorer import validate_step_rewards
     from trl_drgrpo.process_rewards.steps import Steps
 
     def validate(output: Any, batch: Sequence[Row]) -> list[Any]:
-        steps = [Steps(tuple(row["steps"]), tuple(range(len(row["steps"])))) for row in batch]
-        return validate_step_rewards(output, steps, name, "the rows")
+        steps_of_rows = []
+        for row in batch:
+            texts = tuple(row["steps"])
+            # No tokens are saved. Steps count as ending at these places, of which only the number matters.
+            steps_of_rows.append(Steps(texts, tuple(range(len(texts)))))
+        return validate_step_rewards(output, steps_of_rows, name, "the rows")
 
     scores = _scored(name, reward, rows, batch_size, validate)
     for index, row in enumerate(rows):
@@ -459,22 +552,23 @@ def _step_summaries(
         return {}
     from trl_drgrpo.evaluation.steps import compared
 
-    correct: Any = []
+    # Labels are 0 and 1 in some files.
     labels = []
-    prompts = []
     for row in rows:
-        verdict = row.get("correct")
-        correct.append(verdict if isinstance(verdict, bool) else None)
         labels_of_row = row.get("labels")
         labels.append(labels_of_row and [label if label is None else bool(label) for label in labels_of_row])
-        prompts.append(prompt_key(row["prompt"]))
+    # Completions count as correct by the first reward, without one by a column.
+    correct: Any
     if scores:
         correct = _judged(scores[0], args.correct_threshold)
         if correct is None:
-            console.log(
-                f"{scores[0].name} gave other rewards than 0 and 1: set --correct_threshold to compare with it."
-            )
+            name = scores[0].name
+            console.log(f"{name} gave other rewards than 0 and 1: set --correct_threshold to compare with it.")
             correct = [None] * len(rows)
+    else:
+        verdicts = [row.get("correct") for row in rows]
+        correct = [verdict if isinstance(verdict, bool) else None for verdict in verdicts]
+    prompts = [prompt_key(row["prompt"]) for row in rows]
     summaries = {}
     for of_reward in step_scores:
         comparison = compared(of_reward.rewards, labels, correct, prompts, args.step_threshold)
@@ -492,21 +586,20 @@ def _judged(scores: RewardScores, threshold: float | None) -> list[bool | None] 
 
 def _print_summaries(summaries: dict[str, Any], num_rows: int, show: int) -> None:
     """Print a table of all rewards, and per reward its failures and the rows to which it gave None."""
-    table = [("reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest")]
+    table = [["reward", "rows", "mean", "std", "None", "failed", "ms/row", "slowest"]]
     metrics = []
     for name, summary in summaries.items():
-        table.append(
-            (
-                name,
-                str(summary["rows"]),
-                _digits(summary["mean"], 4),
-                _digits(summary["std"], 4),
-                f"{summary['none_frac']:.1%}",
-                str(summary["failed"]),
-                f"{1e3 * summary['seconds_mean']:.2f}",
-                f"{1e3 * summary['seconds_max']:.2f}",
-            )
-        )
+        line = [
+            name,
+            str(summary["rows"]),
+            _digits(summary["mean"], 4),
+            _digits(summary["std"], 4),
+            f"{summary['none_frac']:.1%}",
+            str(summary["failed"]),
+            f"{1e3 * summary['seconds_mean']:.2f}",
+            f"{1e3 * summary['seconds_max']:.2f}",
+        ]
+        table.append(line)
         # Failures have a column of their own.
         for key, value in summary["metrics"].items():
             if "/failed_frac" not in key:
@@ -538,7 +631,9 @@ def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], 
         for name in (first, second):
             reward = values[name][row - 1]
             numbers.append("None" if reward is None else f"{reward:g}")
-        text = " ".join(completion_text(rows[row - 1]["completion"])[-400:].split())  # the answer is at its end
+        # The end of the completion, where the answer is.
+        text = completion_text(rows[row - 1]["completion"])[-400:]
+        text = " ".join(text.split())
         if len(text) > 100:
             text = f"...{text[-97:]}"
         print(f"  row {row}: {' and '.join(numbers)}: {text}")
@@ -546,31 +641,41 @@ def _print_disagreement(disagreement: Row, rows: Rows, values: dict[str, list], 
 
 def _print_steps(scores: RewardScores, summary: dict[str, Any], rows: Rows, show: int) -> None:
     """Print how well a step reward tells good from bad, and the steps on which it is most wrong."""
-    table = [(f"{scores.name} against", "count", "true", "AUC [95%]", "Brier", "ECE")]
+    table = [[f"{scores.name} against", "count", "true", "AUC [95%]", "Brier", "ECE"]]
     for kind, numbers in summary["against"].items():
         auc = _digits(numbers["auc"])
         if numbers["auc_low"] is not None:
-            auc = f"{auc} [{_digits(numbers['auc_low'])}, {_digits(numbers['auc_high'])}]"
-        shares = (str(numbers["count"]), f"{numbers['true_frac']:.1%}", auc)
-        table.append((kind, *shares, _digits(numbers["brier"]), _digits(numbers["ece"])))
+            auc += f" [{_digits(numbers['auc_low'])}, {_digits(numbers['auc_high'])}]"
+        line = [
+            kind,
+            str(numbers["count"]),
+            f"{numbers['true_frac']:.1%}",
+            auc,
+            _digits(numbers["brier"]),
+            _digits(numbers["ece"]),
+        ]
+        table.append(line)
     if len(table) == 1:
         print(f"\n{scores.name}: no labels, and no reward or column `correct`, to compare it with")
         return
     print("\n" + "\n".join(console.aligned(table)))
     first = summary["first_error"]
     if first["incorrect"] + first["correct"]:
-        shares = [f"{_digits(first[f'{kind}_accuracy'])} of {first[kind]} {kind}" for kind in ("incorrect", "correct")]
-        result = f"{', '.join(shares)} completions; F1 {_digits(first['f1'])}"
+        incorrect = f"{_digits(first['incorrect_accuracy'])} of {first['incorrect']} incorrect"
+        correct = f"{_digits(first['correct_accuracy'])} of {first['correct']} correct"
+        result = f"{incorrect}, {correct} completions; F1 {_digits(first['f1'])}"
         print(f"first error (a score below {first['threshold']:g}): {result}")
+    # The steps with the largest errors. Rows may be unlabeled.
     errors = []
-    for row, of_steps in enumerate(scores.rewards):
-        for step, (score, label) in enumerate(zip(of_steps, rows[row].get("labels") or (), strict=False)):
+    for row, scores_of_steps in enumerate(scores.rewards):
+        labels = rows[row].get("labels") or ()
+        for step, (score, label) in enumerate(zip(scores_of_steps, labels, strict=False)):
             if score is not None and label is not None:
                 errors.append((abs(score - label), row, step, score, label))
     for _, row, step, score, label in sorted(errors, reverse=True)[:show]:
-        verdict = f"{score:.3f}, labeled {'good' if label else 'bad'}"
+        verdict = "good" if label else "bad"
         text = scoring.one_line(rows[row]["steps"][step], 100)
-        print(f"  row {row + 1}, step {step + 1}: {verdict}: {text}")
+        print(f"  row {row + 1}, step {step + 1}: {score:.3f}, labeled {verdict}: {text}")
 
 
 def _digits(value: float | None, decimals: int = 3) -> str:

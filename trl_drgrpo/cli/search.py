@@ -12,6 +12,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 from trl_drgrpo.cli import console
@@ -36,31 +37,34 @@ _DATA = "Hub id, folder, file, or reasoning_gym:<task>, as in train"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add = parser.add_argument
+    with_default = partial(console.add_default, parser)
     console.add_model(parser, "folder or Hub id of the causal language model", required=True)
     add("--dataset_name", required=True, help=f"prompts: {_DATA}")
     add("--strategy", required=True, help="best_of_n, beam (over steps) or puct (over steps)")
     add("--budget_tokens", type=int, required=True, help="maximum sampled tokens per problem, kept or not")
     add("--output", type=os.path.expanduser, required=True, help="JSON Lines file to write, one row per completion")
-    sft = "JSON Lines file for SFT: prompt and completion of correct completions"
-    add("--sft_output", type=os.path.expanduser, help=sft)
+    add(
+        "--sft_output",
+        type=os.path.expanduser,
+        help="JSON Lines file for SFT: prompt and completion of correct completions",
+    )
     add("--reward_funcs", help="verifier: a name, file.py:f or {name: {option: value}}; guides without --prm")
     add("--prm", help="folder of a process reward model, or a step reward function (name, path, mapping); guides")
-    add("--path_value", default="min", help="value of a path: min, product or last of its step scores (default: min)")
-    add("--width", type=int, default=4, help="beams (default: 4)")
-    add("--children", type=int, default=4, help="continuations sampled from a step (default: 4)")
-    add("--exploration", type=float, default=1.0, help="c of PUCT (default: 1)")
-    add("--accept_above", type=float, default=0.5, help="a completion is correct above this reward (default: 0.5)")
+    with_default("--path_value", "min", "value of a path: min, product or last of its step scores")
+    with_default("--width", 4, "beams")
+    with_default("--children", 4, "continuations sampled from a step")
+    with_default("--exploration", 1.0, "c of PUCT")
+    with_default("--accept_above", 0.5, "a completion is correct above this reward")
     add("--on_reward_error", default="raise", help="raise (stop, keep finished problems) or unscorable")
     add("--step_separator", default=DEFAULT_SEPARATOR, help=r"as in train (default: \n\n, an empty line)")
-    add("--max_completion_length", type=int, default=512, help="longest completion in tokens (default: 512)")
-    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
-    add("--top_p", type=float, default=1.0, help="nucleus sampling (default: 1)")
-    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
-    batch = "continuations per forward pass, or requests at a time (default: 32)"
-    add("--batch_size", type=int, default=32, help=batch)
-    add("--problems_at_once", type=int, default=8, help="problems searched together (default: 8)")
+    with_default("--max_completion_length", 512, "longest completion in tokens")
+    with_default("--temperature", 1.0, "sampling temperature")
+    with_default("--top_p", 1.0, "nucleus sampling")
+    with_default("--seed", 0, "sampling seed")
+    with_default("--batch_size", 32, "continuations per forward pass, or requests at a time")
+    with_default("--problems_at_once", 8, "problems searched together")
     add("--vllm_server_base_url", help="sample with a vLLM server of --model, or of its base: http://localhost:8000")
-    add("--dataset_train_split", default="train", help="split with the prompts (default: train)")
+    with_default("--dataset_train_split", "train", "split with the prompts")
     add("--dataset_config", help="configuration of a Hub dataset")
     add("--rename_columns", nargs="+", default=[], metavar="OLD=NEW", help="for example question=prompt")
     add("--prompt_template", help="r1, qwen_math or a text with {prompt}, for base models")
@@ -72,11 +76,13 @@ def run(args: argparse.Namespace) -> int:
     """Search, write and sum up."""
     from trl_drgrpo.search.problem import SearchSettings, check_values
 
+    # What the flags alone can get wrong, before anything heavy is imported.
     refuse_low_numbers(args, limit=1)
     settings = {field.name: getattr(args, field.name) for field in fields(SearchSettings)}
     SearchSettings(**settings)
     check_values(args.reward_funcs, args.prm)
-    if args.vllm_server_base_url is None or not is_adapter(args.model):  # a server has the base
+    # A server has the base of an adapter; here it would have to be found.
+    if args.vllm_server_base_url is None or not is_adapter(args.model):
         check_model_name(args.model, "model")
     check_file("output", args.output, [args.dataset_name], streams=False)
     if args.sft_output:
@@ -88,12 +94,19 @@ def run(args: argparse.Namespace) -> int:
     from trl_drgrpo.search.collecting import OWN_COLUMNS, collect, sft_rows, summary
 
     with console.stdout_to_stderr():
-        verifier = args.reward_funcs and _verifier(args.reward_funcs)
-        prm = args.prm and step_reward(reward_spec(args.prm, "prm"), "prm")
-        rewards = [(args.reward_funcs, verifier, ()), (args.prm, prm, ("steps", "step_ends"))]
-        rows = prompt_rows(vars(args), [reward for reward in rewards if reward[1]], limit=args.limit)
+        # Name, function and columns beside the dataset's, of each reward.
+        rewards = []
+        verifier = prm = None
+        if args.reward_funcs:
+            verifier = resolve_reward(reward_spec(args.reward_funcs, "reward_funcs"), "reward_funcs")
+            rewards.append((args.reward_funcs, verifier, ()))
+        if args.prm:
+            prm = step_reward(reward_spec(args.prm, "prm"), "prm")
+            rewards.append((args.prm, prm, ("steps", "step_ends")))
+        rows = prompt_rows(vars(args), rewards, limit=args.limit)
         check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
-        selected: list[Row] = []
+        # The completion that the strategy picks, of each problem so far.
+        selected = []
 
         def status(of_problem: list[Row]) -> str:
             selected.extend(row for row in of_problem if row["selected"])
@@ -105,18 +118,23 @@ def run(args: argparse.Namespace) -> int:
             from trl_drgrpo.evaluation.models import Decoding, Loading
             from trl_drgrpo.evaluation.running import check_rows_fit
 
-            settings["vllm_server_base_url"] = args.vllm_server_base_url
+            server = args.vllm_server_base_url
             model = model_path(args.model)
-            if args.vllm_server_base_url is None:  # a server says itself what is too long
+            # A server says itself what is too long.
+            if server is None:
                 check_rows_fit(rows, model, Loading(), Decoding(args.max_completion_length))
-            return enumerate(collect(rows, model, first=first, verifier=verifier, prm=prm, **settings), first + 1)
+            functions = {"verifier": verifier, "prm": prm}
+            problems = collect(rows, model, first=first, vllm_server_base_url=server, **functions, **settings)
+            return enumerate(problems, first + 1)
 
         facts = facts_of(args, rows)
         group = args.problems_at_once
         completions = completed_rows(args.output, "search", facts, len(rows), group, "problems", more, status)
+    # Numbers come first: should a disk be full, they are on the terminal.
     numbers = summary(completions)
-    for_training = sft_rows(completions) if args.sft_output else []
+    for_training = []
     if args.sft_output:
+        for_training = sft_rows(completions)
         numbers["sft_rows"] = len(for_training)
     console.print_numbers(numbers, output=args.output)
     if args.sft_output:
@@ -124,36 +142,51 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verifier(text: str) -> Any:
-    return resolve_reward(reward_spec(text, "reward_funcs"), "reward_funcs")
-
-
 # label-steps ---------------------------------------------------------------------------------------------------------
 
-GROUP = 32  # prompts whose completions are rolled out together, with seeds of their own
-
-
+# Prompts whose completions are rolled out together, with seeds of their own.
+GROUP = 32
+# Tokens of a continuation, where neither a flag nor a recipe says.
+LONGEST = 512
 _KEYS = ("dataset_config", "dataset_train_split", "rename_columns", "correct_reward", "step_separator")
-LONGEST = 512  # tokens of a continuation, where neither a flag nor a recipe says
 
 
 def add_arguments_label_steps(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options to a parser."""
     add = parser.add_argument
+    with_default = partial(console.add_default, parser)
     keys = [key for key in (*_KEYS, *ANSWER_KEYS) if key != "max_completion_length"]
     add_keys(parser, keys)
-    from_recipe: dict[str, Any] = {"default": argparse.SUPPRESS}  # the recipe's value, where the flag is left out
-    prompts = f"prompts: {_DATA}, with the columns the reward needs"
-    add("--dataset_name", "--data", dest="dataset_name", help=prompts, **from_recipe)
-    reward = "outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}"
-    add("--reward_funcs", "--reward", dest="reward_funcs", nargs="+", metavar="REWARD", help=reward, **from_recipe)
-    longest = f"longest continuation (default: the recipe's max_completion_length, else {LONGEST})"
-    add("--max_new_tokens", "--max_completion_length", dest="max_completion_length", help=longest, **from_recipe)
+    # A flag that is left out is no attribute of the arguments, so that the recipe's value counts.
+    from_recipe: dict[str, Any] = {"default": argparse.SUPPRESS}
+    add(
+        "--dataset_name",
+        "--data",
+        dest="dataset_name",
+        help=f"prompts: {_DATA}, with the columns the reward needs",
+        **from_recipe,
+    )
+    add(
+        "--reward_funcs",
+        "--reward",
+        dest="reward_funcs",
+        nargs="+",
+        metavar="REWARD",
+        help="outcome reward: a name, package.module.f, file.py:f or {name: {option: value}}",
+        **from_recipe,
+    )
+    add(
+        "--max_new_tokens",
+        "--max_completion_length",
+        dest="max_completion_length",
+        help=f"longest continuation (default: the recipe's max_completion_length, else {LONGEST})",
+        **from_recipe,
+    )
     add("--output", type=os.path.expanduser, required=True, help="JSON Lines file to write")
-    add("--rollouts", type=int, default=8, help="rollouts per step (default: 8)")
-    add("--completions", type=int, default=1, help="completions per prompt (default: 1)")
-    add("--batch_size", type=int, default=32, help="continuations per forward pass (default: 32)")
-    add("--seed", type=int, default=0, help="sampling seed (default: 0)")
+    with_default("--rollouts", 8, "rollouts per step")
+    with_default("--completions", 1, "completions per prompt")
+    with_default("--batch_size", 32, "continuations per forward pass")
+    with_default("--seed", 0, "sampling seed")
     parser.set_defaults(keys_in_use=(*parser.get_default("keys_in_use"), "reward_funcs"))
 
 
@@ -174,13 +207,16 @@ def run_label_steps(args: argparse.Namespace) -> int:
     specs: Any = values["reward_funcs"]
     with console.stdout_to_stderr():
         rewards = {reward_name(reward): reward for reward in map(resolve_reward, specs)}
-        verifier = rewards[CorrectnessRule(list(rewards), values.get("correct_reward")).name]
-        rows = prompt_rows(values, [(reward_name(verifier), verifier, ())])
+        name = CorrectnessRule(list(rewards), values.get("correct_reward")).name
+        verifier = rewards[name]
+        rows = prompt_rows(values, [(name, verifier, ())])
+        # Rows that have steps keep them. A null beside such rows means that the row is sampled. The rows themselves
+        # stay as they are read: a file that is gone on with names their digest.
         labeled_rows = []
         for row in rows:
             labeled_row = dict(row)
-            if "steps" in row and not row["steps"]:  # a null beside rows that have some: this one is sampled
-                del labeled_row["steps"]
+            if not row.get("steps"):
+                labeled_row.pop("steps", None)
             labeled_rows.append(labeled_row)
 
         def more(first: int) -> Iterator[tuple[int, list[Row]]]:
@@ -198,17 +234,28 @@ def run_label_steps(args: argparse.Namespace) -> int:
                 seed=args.seed,
                 generation=decoding.for_transformers(),
             )
-            options = {"rollouts": args.rollouts, "completions": args.completions, "template": settings.template}
             for start in range(first, len(rows), GROUP):
-                generate.calls = 2 * start // GROUP  # a group samples completions, then rollouts
+                # Seeds go by the number of calls, and a group makes two: completions, then rollouts. So a labeling
+                # that goes on samples what it would have sampled in one piece.
+                generate.calls = 2 * start // GROUP
                 group = labeled_rows[start : start + GROUP]
-                labeled = label_steps(group, generate, verifier, tokenizer, separator=segmenter, **options)
+                labeled = label_steps(
+                    group,
+                    generate,
+                    verifier,
+                    tokenizer,
+                    separator=segmenter,
+                    rollouts=args.rollouts,
+                    completions=args.completions,
+                    template=settings.template,
+                )
                 yield start + len(group), list(labeled)
 
         def status(labeled: list[Row]) -> str:
             labels = _labels(labeled)
             return f"{sum(labels)} of the last {len(labels)} steps are good"
 
+        # The options of the call say nothing of what a recipe has brought along.
         facts = facts_of(args, rows)
         for key in ("model_name_or_path", "dataset_name", "reward_funcs", *_KEYS):
             facts[key] = values.get(key)
@@ -216,9 +263,15 @@ def run_label_steps(args: argparse.Namespace) -> int:
         facts |= {"step_separator": segmenter.name, "chat_template_kwargs": settings.template}
         labeled = completed_rows(args.output, "labeling", facts, len(rows), GROUP, "prompts", more, status)
     labels = _labels(labeled)
+    # The last step ends the completion, so its value is the verifier's judgment of the whole.
     correct = sum(row["values"][-1] == 1.0 for row in labeled)
-    fractions = {"good_frac": sum(labels) / max(len(labels), 1), "correct_frac": correct / max(len(labeled), 1)}
-    console.print_numbers({"rows": len(labeled), "steps": len(labels), **fractions}, output=args.output)
+    numbers = {
+        "rows": len(labeled),
+        "steps": len(labels),
+        "good_frac": sum(labels) / max(len(labels), 1),
+        "correct_frac": correct / max(len(labeled), 1),
+    }
+    console.print_numbers(numbers, output=args.output)
     return 0
 
 
@@ -229,7 +282,8 @@ def _checked_labeling(args: argparse.Namespace) -> tuple[CallSettings, StepSegme
     values = settings.values
     values.setdefault("max_completion_length", LONGEST)
     refuse_outside("temperature", settings.decoding.temperature, positive(remedy="Greedy rollouts are all the same."))
-    for field, expected in (("dataset_name", "a dataset with prompts"), ("reward_funcs", "an outcome reward")):
+    needed = {"dataset_name": "a dataset with prompts", "reward_funcs": "an outcome reward"}
+    for field, expected in needed.items():
         if not values.get(field):
             raise InputError(field, "none", expected, f"Add --{field}, or a recipe (--config) that has it.")
     check_file("output", args.output, [values["dataset_name"]], streams=False)
@@ -237,4 +291,8 @@ def _checked_labeling(args: argparse.Namespace) -> tuple[CallSettings, StepSegme
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    return [label for row in rows for label in row["labels"] if label is not None]
+    """Return the labels of all steps. A step that the verifier could not judge has none."""
+    labels = []
+    for row in rows:
+        labels += [label for label in row["labels"] if label is not None]
+    return labels

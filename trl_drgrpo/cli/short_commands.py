@@ -13,8 +13,8 @@ from trl_drgrpo.demo import STOCK_OBJECTIVES
 
 
 def stay_offline_and_quiet() -> None:
-    """Switch off the network and most notices, before the heavy imports, which read the environment once; and one
-    thread: so small a model gains nothing from more, and they stall where cores are shared."""
+    """Switch off the network and most notices, and compute in one thread, before the heavy imports."""
+    # Libraries read the environment once, when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
@@ -22,7 +22,9 @@ def stay_offline_and_quiet() -> None:
     from huggingface_hub import constants
     from transformers.utils import logging as transformers_logging
 
-    constants.HF_HUB_OFFLINE = True  # where it was imported before
+    # Somebody may have imported it before.
+    constants.HF_HUB_OFFLINE = True
+    # So small a model gains nothing from more threads, and they stall where cores are shared.
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -35,21 +37,33 @@ def stay_offline_and_quiet() -> None:
 def add_arguments_demo(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add = parser.add_argument
-    folder = (
-        "folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
-        "demo are overwritten; other files of the same names are an error"
+    add(
+        "--output_dir",
+        type=user_path,
+        default=Path("runs/demo"),
+        help=(
+            "folder for model/, report.html, curves.png and results.json (default: runs/demo). Files of an earlier "
+            "demo are overwritten; other files of the same names are an error"
+        ),
     )
-    add("--output_dir", type=user_path, default=Path("runs/demo"), help=folder)
     add("--steps", type=int, help="training steps (default: 200, with --process 60)")
-    add("--seed", type=int, default=0, help="seed of training problems and sampling (default: 0)")
-    process = "long lists, and a reward for every line next to the outcome: a rule checks each step of a completion"
-    add("--process", action="store_true", help=process)
-    compare = (
-        "then train the same with stock TRL under its objectives, each as many steps as the demo itself, write "
-        "comparison.html of all runs and draw accuracy over CPU time (pace.png); without a name: "
-        f"{', '.join(STOCK_OBJECTIVES)}"
+    console.add_default(parser, "--seed", 0, "seed of training problems and sampling")
+    add(
+        "--process",
+        action="store_true",
+        help="long lists, and a reward for every line next to the outcome: a rule checks each step of a completion",
     )
-    add("--compare", nargs="*", metavar="OBJECTIVE", choices=tuple(STOCK_OBJECTIVES), help=compare)
+    add(
+        "--compare",
+        nargs="*",
+        metavar="OBJECTIVE",
+        choices=tuple(STOCK_OBJECTIVES),
+        help=(
+            "then train the same with stock TRL under its objectives, each as many steps as the demo itself, write "
+            "comparison.html of all runs and draw accuracy over CPU time (pace.png); without a name: "
+            f"{', '.join(STOCK_OBJECTIVES)}"
+        ),
+    )
 
 
 def run_demo(args: argparse.Namespace) -> int:
@@ -61,7 +75,10 @@ def run_demo(args: argparse.Namespace) -> int:
     Results go to standard output, progress to standard error. Exit codes: 0 sampled accuracy on held-out problems rose
     by at least 40 percentage points, 1 by less, 130 interrupted.
     """
-    compare = list(STOCK_OBJECTIVES) if args.compare == [] else args.compare or []
+    # `--compare` without a name means all of them.
+    compare = args.compare or []
+    if args.compare == []:
+        compare = list(STOCK_OBJECTIVES)
     try:
         stay_offline_and_quiet()
         from rich.console import Console
@@ -81,8 +98,11 @@ def run_demo(args: argparse.Namespace) -> int:
     numbers = result.numbers
     gain = numbers["gain_points"]
     if numbers["learned"]:
-        stages = numbers["seconds"].items()
-        seconds = sum(took for stage, took in stages if stage.removeprefix("train_") not in compare)
+        # The demo's own time: the runs under other objectives are stages, too.
+        seconds = 0.0
+        for stage, took in numbers["seconds"].items():
+            if stage.removeprefix("train_") not in compare:
+                seconds += took
         verdict = f"Learned: sampled accuracy {gain:+.1f} points in {seconds:.0f} s."
     else:
         steps = numbers["settings"]["steps"]
@@ -99,8 +119,14 @@ def add_arguments_merge(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add = parser.add_argument
     add("adapter", metavar="ADAPTER_DIR", help="folder with adapter_config.json: a run's or a checkpoint")
-    folder = "folder to write; must not exist"
-    add("--output_dir", "--output", dest="output", required=True, metavar="DIR", help=folder)
+    add(
+        "--output_dir",
+        "--output",
+        dest="output",
+        required=True,
+        metavar="DIR",
+        help="folder to write; must not exist",
+    )
     add("--base", help="folder or Hub id of the base model (default: the adapter's)")
     add("--dtype", help="float32, bfloat16 or float16 (default: the base model's own)")
     add("--trust_remote_code", action="store_true", help="run the base model's code")
@@ -132,11 +158,17 @@ def add_arguments_report(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dirs", nargs="+", metavar="RUN_DIR", help="output_dir of a run")
     add("--format", choices=("html", "md", "json", "png"), help="output format (default: html)")
-    file = "file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)"
-    add("--output", type=os.path.expanduser, help=file)
+    add(
+        "--output",
+        type=os.path.expanduser,
+        help="file to write (default: report.<format> in the run's _drgrpo folder; of several runs in this folder)",
+    )
     add("--max_groups", type=int, help="maximum groups of completions per run (default: as many as fit)")
-    serve = "serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it"
-    add("--follow", action="store_true", help=serve)
+    add(
+        "--follow",
+        action="store_true",
+        help="serve the page on this machine (127.0.0.1) and keep it up to date until Ctrl-C, instead of writing it",
+    )
     add("--port", type=int, help="with --follow: port of the page (default: 0, a free one)")
 
 
@@ -158,7 +190,8 @@ def run_report(args: argparse.Namespace) -> int:
         from trl_drgrpo.report import write_report
 
         path = write_report(args.run_dirs, args.output, args.format or "html", args.max_groups)
-        if not is_stream(path):  # the name would stand behind the report
+        # With --output /dev/stdout the name would stand behind the report.
+        if not is_stream(path):
             print(path)
         return 0
     for name, value in (("--output", args.output), ("--format", args.format)):

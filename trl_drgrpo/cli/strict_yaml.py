@@ -19,8 +19,11 @@ from yaml.constructor import ConstructorError
 from trl_drgrpo.common.errors import InputError, shortened
 
 _TAG = "tag:yaml.org,2002:"
+# Values of a document with every alias written out.
 _MOST_NODES = 100_000
-_DEEPEST = 50  # levels: libraries copy and print values by recursion
+# Levels of a value: libraries copy and print values by recursion.
+_DEEPEST = 50
+# Numbers that YAML 1.1 and 1.2 read differently: `0100` and `1:30`.
 _OCTAL = re.compile(r"[-+]?0o?[0-9_]+")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
@@ -48,12 +51,14 @@ def remedy_for_old_number(text: str) -> str:
     """
     sign = "-" if text.startswith("-") else ""
     digits = text.lstrip("+-").replace("_", "")
+    # 1:30 is 1 * 60 + 30.
     if ":" in digits:
         value = 0.0
         for part in digits.split(":"):
             value = 60 * value + float(part)
         return f"YAML 1.1 reads {text} as {sign}{value:g}: write {sign}{value:g}, or put a text in quotes."
     decimal = f"{sign}{digits.lstrip('0o') or '0'}"
+    # 08 is no octal number, and so no number in YAML 1.1.
     if re.search("[89]", digits):
         return f"Write {decimal}, or put a text in quotes."
     octal = f"{sign}{int(digits.removeprefix('0o'), 8)}"
@@ -66,26 +71,29 @@ def remedy_for_old_number(text: str) -> str:
 class StrictLoader(yaml.SafeLoader):
     """The loader that the module describes."""
 
+    # Tables of its own: `add_implicit_resolver` would otherwise copy those of the parent, YAML 1.1's.
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
     yaml_constructors: ClassVar[dict[str | None, Any]] = {  # pyright: ignore[reportIncompatibleVariableOverride]
         f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"]
         for kind in ("null", "bool", "int", "float", "str", "seq", "map")
     }
-    yaml_constructors[None] = yaml.SafeLoader.construct_undefined  # for any other tag: an error
+    # Any other tag is an error.
+    yaml_constructors[None] = yaml.SafeLoader.construct_undefined
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node."""
+        """Return the value of a node."""
         try:
             return super().construct_object(node, deep)
         except (yaml.YAMLError, InputError):
             raise
-        except Exception as error:  # whatever Python says of `0x_`, or of `!!int x`
+        # Whatever Python says of `0x_`, or of `!!int x`.
+        except Exception as error:
             kind = node.tag.removeprefix(_TAG)
             problem = f"{shortened(node.value)} is not a valid value of the type {kind} ({shortened(str(error), 100)})"
             raise ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping with every key once."""
+        """Return a mapping with every key once."""
         refuse_duplicates(node)
         return super().construct_mapping(node, deep)
 
@@ -94,6 +102,7 @@ def _old_number(loader: StrictLoader, node: Any) -> OldNumber:
     return OldNumber(loader.construct_scalar(node))
 
 
+# Plain texts that are values of a kind, with their possible first letters. `1e-6` is a number, unlike in YAML 1.1.
 _SIGN = r"^[-+]?"
 for _kind, _pattern, _first in (
     ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -104,6 +113,7 @@ for _kind, _pattern, _first in (
     ("merge", r"^<<$", ["<"]),
 ):
     StrictLoader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(_pattern), _first)
+# The first resolver that matches wins, so what is left here is no number above.
 for _pattern in (_OCTAL, _SEXAGESIMAL):
     StrictLoader.add_implicit_resolver("!old_number", re.compile(f"^({_pattern.pattern})$"), list("-+0123456789"))
 StrictLoader.add_constructor("!old_number", _old_number)
@@ -116,9 +126,11 @@ def compose(text: str) -> tuple[StrictLoader, yaml.Node | None]:
         node = loader.get_single_node()
     except yaml.YAMLError:
         raise
+    # The composer itself calls itself once a level, before `_measure` can count them.
     except RecursionError as error:
         raise yaml.YAMLError("lists or mappings are nested too deeply") from error
-    except Exception as error:  # an escape in a text that is no character, for example
+    # An escape in a text that is no character, for example.
+    except Exception as error:
         raise yaml.YAMLError(shortened(str(error), 100)) from error
     if node is not None:
         _measure(node, {})
@@ -134,13 +146,14 @@ def load(text: str) -> Any:
 def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Count nodes and levels of a node with every alias written out. An anchor stands in front of its aliases, so each
     node is looked at once."""
+    # An alias is the same node again. None stands for a node whose parts are being counted.
     if id(node) in measured:
         measure = measured[id(node)]
         if measure is None:
             raise ComposerError(None, None, "a value that contains itself", node.start_mark)
         return measure
     measured[id(node)] = None
-    parts: list[yaml.Node] = []
+    parts = []
     if isinstance(node, yaml.MappingNode):
         for key_and_value in node.value:
             parts.extend(key_and_value)
@@ -163,7 +176,7 @@ def is_deep(value: object) -> bool:
     """Tell whether a value has more levels than a document may have."""
     level = [value]
     for _ in range(_DEEPEST):
-        parts: list[Any] = []
+        parts = []
         for container in level:
             if isinstance(container, dict):
                 parts.extend(container.values())
@@ -175,14 +188,17 @@ def is_deep(value: object) -> bool:
 
 def refuse_duplicates(node: yaml.MappingNode) -> None:
     """Refuse a mapping with a key twice; name the key and both lines."""
-    lines: dict[str, int] = {}
+    lines = {}
     for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
-            if key.value in lines:
-                got = f"the same key twice, in lines {lines[key.value]} and {line_of(key)} of the recipe"
-                remedy = "Remove one of them: YAML would silently take the last."
-                raise InputError(key.value, got, "every key once", remedy)
-            lines[key.value] = line_of(key)
+        # `<<` may stand several times: each merges another mapping.
+        if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
+            continue
+        line = line_of(key)
+        if key.value in lines:
+            got = f"the same key twice, in lines {lines[key.value]} and {line} of the recipe"
+            remedy = "Remove one of them: YAML would silently take the last."
+            raise InputError(key.value, got, "every key once", remedy)
+        lines[key.value] = line
 
 
 def line_of(node: yaml.Node) -> int:

@@ -34,18 +34,30 @@ _USUAL = {
     "data": ("dataset_name", "dataset_config", "rename_columns", "prompt_template", "system_prompt"),
     "rewards": ("reward_funcs", "reward_weights", "step_reward_funcs"),
     "training": (
-        *("max_steps", "learning_rate", "beta", "per_device_train_batch_size", "gradient_accumulation_steps"),
-        *("eval_strategy", "eval_steps", "seed"),
+        "max_steps",
+        "learning_rate",
+        "beta",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "eval_strategy",
+        "eval_steps",
+        "seed",
     ),
     "tools": ("tools", "environment_factory"),
     "generation": ("num_generations", "max_completion_length", "temperature", "use_vllm", "vllm_mode"),
     "credit": ("advantage_baseline", "loss_normalizer", "dynamic_sampling", "forks", "process_role"),
     "memory": ("gradient_checkpointing", "bf16"),
     "output and Hub": (
-        *("output_dir", "resume_from_checkpoint", "save_steps", "logging_steps", "log_completions", "report_to"),
+        "output_dir",
+        "resume_from_checkpoint",
+        "save_steps",
+        "logging_steps",
+        "log_completions",
+        "report_to",
         "push_to_hub",
     ),
 }
+# Titles of the other groups, and the classes whose fields they hold.
 _GROUPS = {
     "data and rewards": ("DrGRPOScriptArguments", "GRPOScriptArguments", "ScriptArguments"),
     "Dr. GRPO": ("DrGRPOConfig",),
@@ -60,11 +72,13 @@ class _UsualFlags(argparse.RawDescriptionHelpFormatter):
     """Leave out the keys of a run that few people set, and all but the first sentence about the others."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        if action.dest not in read_flags():
+        flag = read_flags().get(action.dest)
+        if flag is None:
             super().add_argument(action)
-        elif action.help != argparse.SUPPRESS and any(action.dest in names for names in _USUAL.values()):
+        elif action.help != argparse.SUPPRESS and any(flag.name in names for names in _USUAL.values()):
+            # A copy, as `--help_all` formats the same actions in full.
             brief = copy.copy(action)
-            brief.help = help_text(read_flags()[action.dest], brief=True)
+            brief.help = help_text(flag, brief=True)
             super().add_argument(brief)
 
 
@@ -72,6 +86,7 @@ class _HelpAll(argparse.Action):
     """Print the help with all flags, and the names of rewards."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        # In place of `_UsualFlags`, which leaves most flags out.
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _list_of_rewards()
         parser.print_help()
@@ -88,13 +103,16 @@ _TITLES = {
 
 def _list_of_rewards() -> str:
     """Return the registered rewards by role, each with its help."""
-    lines: list[str] = []
+    lines = []
     for role, title in _TITLES.items():
         lines += [f"{title}:"]
         for name, entry in REWARDS.items():
-            if entry.role == role:
-                needs_options = role == "outcome" and not entry.stands_alone
-                lines.append(f"  {name}{' (with options)' if needs_options else ''}: {entry.help}")
+            if entry.role != role:
+                continue
+            # Wrappers and adapters always have options.
+            if role == "outcome" and not entry.stands_alone:
+                name += " (with options)"
+            lines.append(f"  {name}: {entry.help}")
     return "\n".join(lines)
 
 
@@ -112,19 +130,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--help_all", "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=help_all)
     add("--config", metavar="YAML", help="The recipe. Flags win over it.")
-    dry = "Check everything but the model's weights, print the resolved configuration, and stop."
-    add("--dry_run", "--dry-run", action="store_true", help=dry)
+    add(
+        "--dry_run",
+        "--dry-run",
+        action="store_true",
+        help="Check everything but the model's weights, print the resolved configuration, and stop.",
+    )
+    # The usual flags by theme. A newer TRL may have dropped one.
     flags = dict(read_flags())
     for title, names in _USUAL.items():
-        group = parser.add_argument_group(title, _names_of_rewards() if title == "rewards" else None)
+        description = _names_of_rewards() if title == "rewards" else None
+        group = parser.add_argument_group(title, description)
         for name in names:
             if name in flags:
                 add_flag(group, flags.pop(name))
+    groups = {}
+    for title, owners in _GROUPS.items():
+        group = parser.add_argument_group(f"more: {title}")
+        groups |= dict.fromkeys(owners, group)
     # A class that a newer TRL puts in between shows up in the last group.
-    titles = {owner: title for title, owners in _GROUPS.items() for owner in owners}
-    groups = {title: parser.add_argument_group(f"more: {title}") for title in _GROUPS}
     for flag in flags.values():
-        add_flag(groups[titles.get(flag.owner, "training (transformers)")], flag)
+        add_flag(groups.get(flag.owner, groups["TrainingArguments"]), flag)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -181,6 +207,7 @@ def run_bias(args: argparse.Namespace) -> int:
     if args.batches < 3:
         remedy = "Raise it: the standard error is a jackknife over batches."
         raise InputError("--batches", str(args.batches), "at least 3", remedy)
+    # Nothing is trained, so trackers would get an empty run.
     values = {**read_given(args), "report_to": "none"}
     return _run(args, values, lambda job: _measured(job, args.batches, args.json), writes=False)
 
@@ -188,9 +215,10 @@ def run_bias(args: argparse.Namespace) -> int:
 def _measured(job: jobs.Job, batches: int, as_json: bool) -> str:
     from trl_drgrpo.check import bias
 
+    # Batches are kept for the second table, and say how far the measurement is.
     all_rollouts = []
 
-    def keep(rollouts: Any, *batch: Any) -> None:
+    def keep(rollouts: bias.Rollouts, *batch: Any) -> None:
         all_rollouts.append(rollouts)
         correct = f"{rollouts.right.mean():.0%} correct"
         console.log(f"batch {len(all_rollouts)}/{batches}: {len(rollouts.lengths)} completions, {correct}")

@@ -23,19 +23,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Metrics = dict[str, float]  # of an evaluation, by name; TRL logs None where no completion had a reward
+# Metrics of an evaluation, by name. TRL logs None where no completion had a reward.
+Metrics = dict[str, float]
 
 PREFIX = "eval_"
 _DEFAULT = "eval_reward"
 _CHOSEN = "metric_for_best_model is not set: checkpoints are compared by %s, the held-out reward."
+# Metrics that every evaluation has, and those that it has of every reward.
 _EVERY_RUN = ("reward", "reward_std", "frac_reward_zero_std", "drgrpo/pass_rate", "drgrpo/reward_min")
 _EVERY_REWARD = ("mean", "std", "failed_frac")
 _MORE_IS_BETTER = ("reward", "drgrpo/pass_rate")
 # Endings, as evaluation sets and reward functions stand before them.
 _LESS_IS_BETTER = ("kl", "clipped_ratio", "failed_frac", "unscorable_frac", "frac_reward_zero_std", "dead_groups_frac")
 _OF_THE_MACHINE = ("runtime", "samples_per_second", "steps_per_second", "num_tokens", "tokens_per_s")
-_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the metric
-_MISSPELLED = 0.8  # similarity from which on it is one
+# Schedules that follow the metric.
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+# Similarity to a known metric from which on a name counts as a misspelling of it.
+_MISSPELLED = 0.8
 _NO_LOSS = (
     "The loss of a policy on its own samples is about 0 whatever it has learned, as the advantages of a group sum to "
     "0. Compare by the reward: {}."
@@ -44,8 +48,9 @@ _NO_LOSS = (
 
 def needs_best_metric(config: "GRPOConfig") -> bool:
     """Tell whether a configuration compares checkpoints, or schedules the learning rate, by a metric."""
-    follows = config.lr_scheduler_type in _BY_METRIC
-    return bool(config.load_best_model_at_end or config.save_strategy == "best" or follows)
+    if config.load_best_model_at_end or config.save_strategy == "best":
+        return True
+    return config.lr_scheduler_type in _BY_METRIC
 
 
 def choose_best_metric(config: "GRPOConfig") -> None:
@@ -53,8 +58,10 @@ def choose_best_metric(config: "GRPOConfig") -> None:
     if config.metric_for_best_model is None and needs_best_metric(config):
         config.metric_for_best_model = _DEFAULT
         logger.warning(_CHOSEN, _DEFAULT)
+    # transformers takes a metric for a gain unless its name ends in "loss": a KL would be maximized.
     if config.metric_for_best_model is not None and config.greater_is_better is None:
         config.greater_is_better = not str(config.metric_for_best_model).endswith(_LESS_IS_BETTER)
+    # Anything else than a mapping is refused by the rules that come after this.
     if config.lr_scheduler_type in _BY_METRIC and isinstance(config.lr_scheduler_kwargs, dict | None):
         config.lr_scheduler_kwargs = {"mode": _mode(config), **(config.lr_scheduler_kwargs or {})}
 
@@ -71,6 +78,7 @@ def prepare_early_stopping(
     would find out when training begins."""
     from transformers import EarlyStoppingCallback
 
+    # transformers takes callbacks as objects or as classes.
     classes = [callback if isinstance(callback, type) else type(callback) for callback in callbacks]
     if not any(issubclass(callback, EarlyStoppingCallback) for callback in classes):
         return
@@ -87,11 +95,12 @@ def best_metric_rules(config: "DrGRPOConfig") -> Iterator[InputError]:
     """Values by which the best checkpoint would be any, or the worst."""
     configured = config.metric_for_best_model or ""
     metric = configured.removeprefix(PREFIX)
+    remedy = None
     if metric == "loss":
         remedy = _NO_LOSS.format(_DEFAULT)
-        yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
-    if metric.endswith(_OF_THE_MACHINE):
+    elif metric.endswith(_OF_THE_MACHINE):
         remedy = f"It says nothing of the answers. Compare by the reward: {_DEFAULT}."
+    if remedy:
         yield InputError("metric_for_best_model", configured, "a metric of the answers", remedy)
     if metric in _MORE_IS_BETTER and config.greater_is_better is False:
         remedy = "The checkpoint with the lowest would be the best: remove it."
@@ -99,6 +108,7 @@ def best_metric_rules(config: "DrGRPOConfig") -> Iterator[InputError]:
     if config.lr_scheduler_type in _BY_METRIC:
         options: Any = config.lr_scheduler_kwargs or {}  # a mapping by now
         mode = options.get("mode")
+        # What is neither is a misspelling, which the schedule's own constructor refuses.
         if mode in ("min", "max") and mode != _mode(config):
             got = f"{mode!r} with greater_is_better={config.greater_is_better}"
             remedy = "The learning rate would fall while the metric gets better: remove it."
@@ -125,19 +135,27 @@ def check_best_metric(
     if args.metric_for_best_model is None:
         return
     metric = args.metric_for_best_model.removeprefix(PREFIX)
+    # Several evaluation sets have a metric each.
     rewards = [f"{PREFIX}{dataset}_reward" for dataset in datasets]
-    if metric in [f"{dataset}_loss" for dataset in datasets]:
-        remedy = _NO_LOSS.format(" or ".join(rewards))
-        raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the answers", remedy)
+    for dataset in datasets:
+        if metric == f"{dataset}_loss":
+            remedy = _NO_LOSS.format(" or ".join(rewards))
+            raise InputError("metric_for_best_model", args.metric_for_best_model, "a metric of the answers", remedy)
     if len(rewards) > 1 and metric in _MORE_IS_BETTER:
         got = f"{args.metric_for_best_model}, which is that of the last of {len(rewards)} evaluation sets"
         raise InputError("metric_for_best_model", got, f"one of {', '.join(rewards)}", "Name the set to compare by.")
-    of_rewards = [f"rewards/{name}" for name in reward_names]
-    of_rewards += [f"process_rewards/{name}" for name in step_reward_names]
-    metrics = [*_EVERY_RUN, *(f"{name}/{statistic}" for name in of_rewards for statistic in _EVERY_REWARD)]
-    metrics += [f"{dataset}_{name}" for dataset in datasets for name in metrics]
+    # Names that evaluations have: of any run, of each reward, and all of them once more for each set.
+    metrics = list(_EVERY_RUN)
+    groups = [f"rewards/{name}" for name in reward_names]
+    groups += [f"process_rewards/{name}" for name in step_reward_names]
+    for group in groups:
+        metrics += [f"{group}/{statistic}" for statistic in _EVERY_REWARD]
+    of_any_set = tuple(metrics)
+    for dataset in datasets:
+        metrics += [f"{dataset}_{name}" for name in of_any_set]
     if metric in metrics:
         return
+    # A name that is near none of them may be one that a reward function logs itself.
     near = get_close_matches(metric, metrics, n=1, cutoff=_MISSPELLED)
     if f"{metric}/mean" in metrics:  # a reward's name alone
         near = [f"{metric}/mean"]
@@ -166,7 +184,8 @@ def with_best_metric(args: "GRPOConfig", metrics: Metrics) -> Metrics:
         expected = f"a metric of the evaluations, such as {', '.join(near)}"
         raise InputError("metric_for_best_model", args.metric_for_best_model, expected, remedy)
     if metrics[name] is None:
-        return {**metrics, name: -math.inf if args.greater_is_better else math.inf}
+        worst = -math.inf if args.greater_is_better else math.inf
+        return {**metrics, name: worst}
     return metrics
 
 

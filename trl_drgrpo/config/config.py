@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Fields of TRL whose default is another one here.
-_OWN_DEFAULTS = ("loss_type", "scale_rewards", "use_bias_correction_kl", "vllm_importance_sampling_mode")
+_OWN_DEFAULTS = ("scale_rewards", "loss_type", "vllm_importance_sampling_mode", "use_bias_correction_kl")
 _TRL_DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 # Other spellings of `scale_rewards`, as TRL reads them.
 _SCALE_REWARDS = {"false": "none", "0": "none", "true": "group", "1": "group"}
@@ -60,18 +60,20 @@ def refuse_unknown_names(config_class: ConfigClass) -> ConfigClass:
     @functools.wraps(build)  # keeps the signature of the fields
     def init(self: Any, *args: Any, **values: Any) -> None:
         fields = config_class.__dataclass_fields__
-        errors: list[InputError] = []
-        for name in values:
-            if name not in fields:
-                from trl_drgrpo.upstream.former_names import remedy_for_name
-
-                expected = f"a field of {config_class.__name__}"
-                errors.append(UnknownNameError(name, "an unknown name", expected, remedy_for_name(name, fields)))
-        if not errors:
+        unknown_names = [name for name in values if name not in fields]
+        if not unknown_names:
             build(self, *args, **values)
             return
+        from trl_drgrpo.upstream.former_names import remedy_for_name
+
+        errors = []
+        for name in unknown_names:
+            del values[name]
+            expected = f"a field of {config_class.__name__}"
+            errors.append(UnknownNameError(name, "an unknown name", expected, remedy_for_name(name, fields)))
+        # The object is never used: this asks only what else is wrong.
         try:
-            build(self, *args, **{name: value for name, value in values.items() if name in fields})
+            build(self, *args, **values)
         except InputError as error:
             errors.append(error)
         raise in_one(errors)
@@ -333,6 +335,8 @@ class DrGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         values_before = dict(vars(self))
+        # Our rules come first: TRL's constructor looks for devices and fills in batch sizes, and its errors name no
+        # field. Without an accelerator it raises unless `use_cpu` is set by then.
         self._spell_out()
         validate(self)
         self._fall_back_to_cpu()
@@ -341,11 +345,11 @@ class DrGRPOConfig(GRPOConfig):
         except (ValueError, TypeError, NotImplementedError) as error:
             raise refused(error, vars(self), type(self).__name__) from error
         # Each field that was changed here: its value before, and now. A card tells from it what somebody has set.
-        self.derived = {
-            name: (before, getattr(self, name))
-            for name, before in values_before.items()
-            if getattr(self, name) is not before
-        }
+        self.derived = {}
+        for name, before in values_before.items():
+            now = getattr(self, name)
+            if now is not before:
+                self.derived[name] = (before, now)
 
     def check(self) -> None:
         """Refuse what the constructor refuses, in a configuration whose fields were assigned to since.
@@ -357,7 +361,8 @@ class DrGRPOConfig(GRPOConfig):
             `InputError`: As in the constructor.
         """
         fields = self.__dataclass_fields__
-        for name in sorted(vars(self).keys() - fields.keys()):  # libraries store values here under names of their own
+        # Libraries store values here under names of their own, so only what is nearly a field is refused.
+        for name in sorted(vars(self).keys() - fields.keys()):
             nearest = did_you_mean(name, fields, "", cutoff=0.85)
             if nearest:
                 got = f"{shortened(vars(self)[name])}, assigned to a field that does not exist"
@@ -391,20 +396,23 @@ class DrGRPOConfig(GRPOConfig):
         # The values went through TRL's __post_init__ already, which takes batch sizes and devices once only.
         converted = object.__new__(cls)
         vars(converted).update(vars(config))
-        changed = []
-        if needs_best_metric(config) and config.metric_for_best_model == "loss":  # what TRL has made of None
+        # transformers has written "loss" where nothing was chosen, and a direction with it.
+        if needs_best_metric(config) and config.metric_for_best_model == "loss":
             converted.metric_for_best_model = converted.greater_is_better = None
+        # Fields that are new here, or in a class derived from this one.
         for field in dataclasses.fields(cls):
-            name = field.name
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            if not hasattr(config, name):
+            if not hasattr(config, field.name):
+                default = field.default if field.default_factory is MISSING else field.default_factory()
+                setattr(converted, field.name, default)
+        changed = []
+        for name in _OWN_DEFAULTS:
+            value = getattr(config, name)
+            if value == _TRL_DEFAULTS[name]:
+                default = getattr(cls, name)
+                changed.append(f"{name} {value!r} -> {default!r}")
                 setattr(converted, name, default)
-            elif name in _OWN_DEFAULTS and getattr(config, name) == _TRL_DEFAULTS[name]:
-                changed.append(f"{name} {getattr(config, name)!r} -> {default!r}")
-                setattr(converted, name, default)
-        logger.warning(
-            "Got a plain GRPOConfig; using the settings of Dr. GRPO: %s.", ", ".join(changed) or "nothing to change"
-        )
+        changes = ", ".join(changed) or "nothing to change"
+        logger.warning("Got a plain GRPOConfig; using the settings of Dr. GRPO: %s.", changes)
         converted.check()
         return converted
 
@@ -413,6 +421,7 @@ class DrGRPOConfig(GRPOConfig):
         return scrubbed(super().to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
+        # A checkpoint holds the pickled configuration and gets no secrets; a copy for another process needs them.
         return scrubbed(self.__dict__) if is_saving() else self.__dict__
 
     def separators(self, has_turns: bool) -> list[str]:
@@ -427,6 +436,7 @@ class DrGRPOConfig(GRPOConfig):
         """Bring the forms that scripts and command lines may use into the one that the rest reads."""
         read_mappings(self)
         choose_best_metric(self)
+        # The checks run again when a trainer takes the configuration: each former form is cleared, not kept beside.
         if self.warmup_ratio is not None:
             refuse_outside("warmup_ratio", self.warmup_ratio, RANGES["warmup_ratio"])
             self.warmup_steps = self.warmup_steps or self.warmup_ratio
@@ -442,6 +452,7 @@ class DrGRPOConfig(GRPOConfig):
             self.step_separator = [self.step_separator]
         if self.advantage_baseline == "rloo":
             self.advantage_baseline = "leave_one_out"
+        # Fields of a boolean or text: a command line cannot tell which is meant.
         for name in ("dynamic_sampling", "run_warnings"):
             text = str(getattr(self, name)).lower()
             if text in ("true", "false"):
@@ -458,6 +469,7 @@ class DrGRPOConfig(GRPOConfig):
             self.use_cpu = True
             self.bf16 = self.fp16 = False
             self.tf32 = None
+        # TRL makes True of None; a CPU trains in float32 here.
         elif self.use_cpu and self.bf16 is None:
             self.bf16 = False
 
@@ -471,6 +483,8 @@ def dr_grpo_config(args: GRPOConfig | None, model: "Policy") -> DrGRPOConfig:
     if isinstance(args, GRPOConfig):
         return DrGRPOConfig.from_grpo_config(args)
     if args is None:
-        model_name = model if isinstance(model, str) else model.config._name_or_path
-        return DrGRPOConfig(f"{model_name.rstrip('/').split('/')[-1] or 'model'}-DrGRPO")
+        # TRL names the folder `<model>-GRPO`.
+        path = model if isinstance(model, str) else model.config._name_or_path
+        model_name = path.rstrip("/").split("/")[-1]
+        return DrGRPOConfig(f"{model_name or 'model'}-DrGRPO")
     raise InputError("args", type(args).__name__, "a DrGRPOConfig", "Build it with trl_drgrpo.DrGRPOConfig(...).")

@@ -25,8 +25,15 @@ from trl_drgrpo.common.ranges import CHECKPOINT_OPTIONS, RANGES
 if TYPE_CHECKING:
     from trl_drgrpo.config.config import DrGRPOConfig
 
-_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
-_WORDS |= {list: "a list", type(None): "None"}
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "None",
+}
 # What a recipe can write; objects of other classes are judged by whoever takes them.
 _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 # Documented to take more than their annotation says.
@@ -37,19 +44,20 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "include_num_input_tokens_seen": (bool,),
     "debug": (list, type(None)),
 }
-_FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # mappings that may be written as the path of a JSON file
-_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")  # by rules of their own
+# Mappings that may be written as the path of a JSON file.
+_FILES = ("accelerator_config", "fsdp_config", "deepspeed")
+# Fields with a rule of their own in `rules.py`, whose error says more.
+_JUDGED = ("dynamic_sampling", "run_warnings", "reward_weights", "step_reward_weights")
 
 # Keys that TRL sets itself: a second value is an error in the middle of the run, or another shape of batch.
-_TAKEN: dict[str, tuple[str, ...]] = {
-    "chat_template_kwargs": (
-        *("conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict"),
-        *("return_tensors", "continue_final_message"),
-    ),
-    "gradient_accumulation_kwargs": ("num_steps",),
-    "generation_kwargs": ("num_return_sequences", "return_dict_in_generate", "n", "logprobs"),
+_TAKEN = {
+    "chat_template_kwargs": "conversation tools chat_template add_generation_prompt tokenize return_dict "
+    "return_tensors continue_final_message",
+    "gradient_accumulation_kwargs": "num_steps",
+    "generation_kwargs": "num_return_sequences return_dict_in_generate n logprobs",
 }
-# Fields of `GenerationConfig` by kind.
+# Fields of `GenerationConfig` by kind. A test compares the names with the installed class, whose annotations say
+# nothing: its constructor takes `**kwargs`.
 SAMPLING_KINDS: dict[Any, str] = {
     bool: "do_sample use_cache use_mtp renormalize_logits remove_invalid_values token_healing output_attentions "
     "output_hidden_states output_scores output_logits return_dict_in_generate is_assistant disable_compile",
@@ -65,16 +73,18 @@ SAMPLING_KINDS: dict[Any, str] = {
     int | list[int]: "eos_token_id decoder_start_token_id",
 }
 
-
 ConfigClass = TypeVar("ConfigClass", bound=type)
-Kinds = Mapping[str, tuple[Any, ...]]  # by field or key, the kinds of which its value may be one
+# By field or key, the kinds of which its value may be one.
+Kinds = Mapping[str, tuple[Any, ...]]
 
 
 def with_help(config_class: ConfigClass) -> ConfigClass:
     """Give each field that the docstring of its dataclass describes this text as its `help` on command lines."""
     for name, text in descriptions(inspect.getdoc(config_class) or "").items():
         field = config_class.__dataclass_fields__[name]
-        field.metadata = types.MappingProxyType({**field.metadata, "help": text.replace("%", "%%")})
+        # argparse formats help texts with `%`. Metadata is read-only, so the field gets another one.
+        metadata = {**field.metadata, "help": text.replace("%", "%%")}
+        field.metadata = types.MappingProxyType(metadata)
     return config_class
 
 
@@ -84,7 +94,9 @@ def descriptions(docstring: str) -> dict[str, str]:
     entries = re.findall(r"^    (\w+) \(.*\):\n((?: {8}.*\n?)+)", docstring, re.MULTILINE)
     texts = {}
     for name, text in entries:
-        text = re.sub(r"\[(`[^`]+`)\]", r"\1", " ".join(text.split()))
+        text = " ".join(text.split())
+        # [`trl.GRPOConfig`] becomes `trl.GRPOConfig`, and `"rloo"` becomes 'rloo'.
+        text = re.sub(r"\[(`[^`]+`)\]", r"\1", text)
         texts[name] = re.sub(r'`"([^`"]*)"`', r"'\1'", text)
     return texts
 
@@ -95,9 +107,11 @@ def read_mappings(config: "DrGRPOConfig") -> None:
         value = getattr(config, name)
         if dict in alternatives and isinstance(value, str) and value.lstrip().startswith("{"):
             try:
-                setattr(config, name, json.loads(value))
+                mapping = json.loads(value)
             except ValueError as error:
-                raise InputError(name, shortened(value), "a JSON mapping", f"It is not valid JSON: {error}.") from None
+                remedy = f"It is not valid JSON: {error}."
+                raise InputError(name, shortened(value), "a JSON mapping", remedy) from None
+            setattr(config, name, mapping)
 
 
 def check_kinds(config: "DrGRPOConfig") -> None:
@@ -111,10 +125,12 @@ def check_kinds(config: "DrGRPOConfig") -> None:
             continue
         value = getattr(config, name)
         if dict in alternatives and isinstance(value, str):
+            # `deepspeed` may also be a mapping encoded as base64, which its reader judges.
             if name in _FILES and (name == "deepspeed" or os.path.isfile(value)):
                 continue
+            # Otherwise text stands for a mapping in JSON, and what was JSON is a mapping by now.
             alternatives = tuple(kind for kind in alternatives if kind is not str)
-        _check_kind(name, value, (*alternatives, *_ALSO.get(name, ())), expected=alternatives)
+        _check_kind(name, value, alternatives, also=_ALSO.get(name, ()))
 
 
 def check_choices(config: "DrGRPOConfig") -> None:
@@ -124,9 +140,11 @@ def check_choices(config: "DrGRPOConfig") -> None:
     choices = _choices()
     for field in dataclasses.fields(config):
         name = field.name
-        allowed = _listed(kinds[name]) or choices.get(name) or field.metadata.get("choices")
         value = getattr(config, name)
-        if allowed and value not in allowed and value is not None and not isinstance(value, bool):
+        if value is None or isinstance(value, bool):
+            continue
+        allowed = _listed(kinds[name]) or choices.get(name) or field.metadata.get("choices")
+        if allowed and value not in allowed:
             remedy = did_you_mean(value, allowed, "Pick one of them.", cutoff=0.6, form="{!r}")
             raise InputError(name, shortened(value), f"one of {', '.join(allowed)}", remedy)
 
@@ -166,14 +184,16 @@ def check_keys(config: "DrGRPOConfig") -> None:
     """
     for name, kinds in _keys(config).items():
         _check_mapping(name, getattr(config, name), kinds)
+    # A mapping inside a mapping, or inside of the object that transformers makes of it.
     accelerator: Any = config.accelerator_config
-    if not isinstance(accelerator, Mapping):
-        accelerator = vars(accelerator) if accelerator else {}
-    if accelerator.get("gradient_accumulation_kwargs"):
+    if accelerator and not isinstance(accelerator, Mapping):
+        accelerator = vars(accelerator)
+    name = "gradient_accumulation_kwargs"
+    if accelerator and accelerator.get(name):
         from accelerate.utils import GradientAccumulationPlugin
 
-        name = "gradient_accumulation_kwargs"
         _check_mapping(name, accelerator[name], _kinds(GradientAccumulationPlugin))
+    # The libraries judge values themselves: they are asked now, with an object that is thrown away.
     with _refused_values("generation_kwargs", config.generation_kwargs):
         _check_sampling(config)
     with _refused_values("lr_scheduler_type, lr_scheduler_kwargs", config.lr_scheduler_kwargs):
@@ -187,7 +207,7 @@ def _check_mapping(name: str, mapping: object, kinds: Kinds | None) -> None:
         return
     for key, value in mapping.items():
         field = f"{name}: {key}"
-        if key in _TAKEN.get(name, ()):
+        if key in _TAKEN.get(name, "").split():
             raise InputError(field, "a key that TRL sets itself", "another one", "Remove it.")
         if not isinstance(key, str):
             raise InputError(field, f"a key of type {type(key).__name__}", "text", "Put it in quotes.")
@@ -196,13 +216,17 @@ def _check_mapping(name: str, mapping: object, kinds: Kinds | None) -> None:
         if key not in kinds:
             remedy = did_you_mean(key, kinds, f"It takes {', '.join(kinds) or 'none'}.", cutoff=0.6)
             raise InputError(field, "an unknown key", f"a key of {name}", f"{remedy:.300}")
-        _check_kind(field, value, kinds[key], expected=kinds[key])
+        _check_kind(field, value, kinds[key])
 
 
-def _check_kind(field: str, value: object, kinds: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
-    if not any(_fits(kind, value) for kind in kinds):
-        words = dict.fromkeys(_WORDS.get(typing.get_origin(kind) or kind, "") for kind in expected)
-        raise InputError(field, shortened(value), " or ".join(filter(None, words)), "Leave it out for the default.")
+def _check_kind(field: str, value: object, kinds: tuple[Any, ...], also: tuple[type, ...] = ()) -> None:
+    """Refuse a value of none of these kinds. The message does not name those that are allowed `also`."""
+    if any(_fits(kind, value) for kind in (*kinds, *also)):
+        return
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    # Without repeats: several kinds of lists are one word.
+    words = dict.fromkeys(_WORDS[origin] for origin in origins if origin in _WORDS)
+    raise InputError(field, shortened(value), " or ".join(words), "Leave it out for the default.")
 
 
 @contextmanager
@@ -220,7 +244,9 @@ def _refused_values(field: str, value: object) -> Iterator[None]:
 def refused(error: Exception, fields: Mapping[str, Any], owner: str) -> InputError:
     """Return the refusal of a whole configuration, said of the field that its message names."""
     message = " ".join(str(error).split()).rstrip(".")
-    name = next((word for word in re.findall(r"\w+", message) if word in fields), None)
+    names = [word for word in re.findall(r"\w+", message) if word in fields]
+    name = names[0] if names else None
+    # The table comes second: such a message may name another field beside the one that it is about.
     for words, field in _UNNAMED.items():
         if words in message:
             name = field
@@ -247,19 +273,27 @@ def _kinds(config_class: type) -> Kinds:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, mappings without the types of their keys and values."""
-    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    """Return the members of a union, mappings without the types of their keys and values.
+
+    Example: `int | dict[str, Any] | None` gives `(int, dict, type(None))`.
+    """
+    members = (hint,)
+    # `Optional[int]` has another origin than `int | None`.
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = typing.get_args(hint)
     return tuple(dict if typing.get_origin(member) is dict else member for member in members)
 
 
 def _fits(kind: Any, value: object) -> bool:
+    """Tell whether a value is of a kind. Literals fit here: [`check_choices`] judges them, with the nearest one."""
     origin = typing.get_origin(kind) or kind
     if kind is Any or origin is typing.Literal or type(value) not in _PLAIN:
         return True
     if origin is list:
         (item_kind,) = typing.get_args(kind) or (Any,)
         return isinstance(value, list | tuple) and all(_fits(item_kind, item) for item in value)
-    if isinstance(value, bool):  # which Python counts among the whole numbers
+    # Python counts booleans among the whole numbers: `max_steps: true` would be 1.
+    if isinstance(value, bool):
         return origin is bool
     if origin is float:
         return isinstance(value, int | float)
@@ -277,20 +311,31 @@ def _keys(config: "DrGRPOConfig") -> dict[str, Kinds | None]:
     from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
     from transformers.trainer_pt_utils import AcceleratorConfig
 
+    # Options of the schedule. transformers' functions for these two take `**kwargs` and hand them to the class.
     kind = SchedulerType(config.lr_scheduler_type)
     by_metric: dict[str, Any] = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}
     schedule = by_metric.get(kind.value) or TYPE_TO_SCHEDULER_FUNCTION[kind]
     of_schedule = dict.fromkeys(inspect.signature(schedule).parameters, (Any,))
     for set_by_trainer in ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"):
         of_schedule.pop(set_by_trainer, None)
-    parameters = inspect.signature(checkpoint).parameters.values()
-    of_checkpoint: dict[str, tuple[Any, ...]] = {p.name: (Any,) for p in parameters if p.kind is p.KEYWORD_ONLY}
-    of_checkpoint |= {"use_reentrant": (bool, type(None)), "preserve_rng_state": (bool,)}
-    of_checkpoint |= {"offload": (bool,), "every_n_layers": (int,)}  # which the model takes
+    # Options of checkpointing: torch's, whose annotations are not followed, and two that the model takes.
+    of_checkpoint: dict[str, tuple[Any, ...]] = {}
+    for parameter in inspect.signature(checkpoint).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            of_checkpoint[parameter.name] = (Any,)
+    of_checkpoint |= {
+        "use_reentrant": (bool, type(None)),
+        "preserve_rng_state": (bool,),
+        "offload": (bool,),
+        "every_n_layers": (int,),
+    }
     return {
         "accelerator_config": _kinds(AcceleratorConfig),
-        "chat_template_kwargs": None,  # a template may read any
-        "generation_kwargs": None if config.use_vllm else _sampling_keys(),  # vLLM refuses others itself
+        # A template may read any.
+        "chat_template_kwargs": None,
+        # vLLM refuses a key that it does not know itself.
+        "generation_kwargs": None if config.use_vllm else _sampling_keys(),
+        # Older versions of transformers lack the second field.
         **{name: of_checkpoint for name in CHECKPOINT_OPTIONS if hasattr(config, name)},
         "lr_scheduler_kwargs": of_schedule,
         "transformers_continuous_batching_config": _kinds(ContinuousBatchingConfig),
@@ -301,11 +346,12 @@ def _sampling_keys() -> Kinds:
     """Return the fields of `GenerationConfig`, which looks at the kind of few of them itself."""
     from transformers import GenerationConfig
 
-    keys: dict[str, tuple[Any, ...]] = {}
-    for name in vars(GenerationConfig()):
-        kinds = [kind for kind, names in SAMPLING_KINDS.items() if name in names.split()]
-        if not name.startswith("_"):
-            keys[name] = (*_alternatives(kinds[0]), type(None)) if kinds else (Any,)
+    # A field that the table lacks may hold anything.
+    names = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    keys: dict[str, tuple[Any, ...]] = dict.fromkeys(names, (Any,))
+    for kind, names_of_kind in SAMPLING_KINDS.items():
+        for name in keys.keys() & names_of_kind.split():
+            keys[name] = (*_alternatives(kind), type(None))
     return keys
 
 
@@ -318,11 +364,14 @@ def _check_sampling(config: "DrGRPOConfig") -> None:
     from transformers.generation import GenerationMode
 
     def samples(options: Mapping[str, Any]) -> bool:
+        # TRL samples unless the options say otherwise.
         mode = GenerationConfig(**{"do_sample": True, **options}).get_generation_mode()
         return mode in (GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 
     if not samples(options):
-        key = next((key for key, value in options.items() if not samples({key: value})), next(iter(options)))
+        # Blame the first key that ends sampling by itself; where only several do together, the first of all.
+        culprits = (key for key, value in options.items() if not samples({key: value}))
+        key = next(culprits, next(iter(options)))
         remedy = "A group needs different completions, each drawn from the policy: remove it."
         raise InputError(f"generation_kwargs: {key}", shortened(options[key]), "sampling", remedy)
 
@@ -338,6 +387,7 @@ def _build_schedule(config: "DrGRPOConfig") -> None:
     steps = config.max_steps if config.max_steps > 0 else 1000
     options: Any = config.lr_scheduler_kwargs  # a mapping by now
     schedule: Any = get_scheduler(config.lr_scheduler_type, optimizer, 0, steps, options)
+    # Some options fail only where the rate is computed, as a text in the place of a number does.
     for rate in getattr(schedule, "lr_lambdas", ()):
         for step in (0, steps // 2, steps - 1):
             rate(step)
@@ -348,19 +398,27 @@ def _check_optimizer(config: "DrGRPOConfig") -> None:
     arguments = config.optim_args
     if not arguments:
         return
-    options = [option.split("=") for option in arguments.replace(" ", "").split(",")]
-    if not all(len(option) == 2 and all(option) for option in options):
-        remedy = "For example momentum=0.9."
-        raise InputError("optim_args", repr(arguments), "key=value, several joined by commas", remedy)
+    keys = []
+    # Split as transformers does, where `a=b=c` fails without the field's name.
+    for option in arguments.replace(" ", "").split(","):
+        parts = option.split("=")
+        if len(parts) != 2 or not all(parts):
+            remedy = "For example momentum=0.9."
+            raise InputError("optim_args", repr(arguments), "key=value, several joined by commas", remedy)
+        keys.append(parts[0])
     plain = optimizer_of(config, None)
     if isinstance(plain, Exception):  # it needs the model, or a package: `prepare` says so
         return
-    for key, _ in options:
-        if optimizer_of(config, f"{key}=?") == plain:
-            parameters = inspect.signature(plain[0]).parameters
-            keys = [name for name in parameters if optimizer_of(config, f"{name}=?") != plain]
+
+    def is_read(key: str) -> bool:
+        # A value that is no number is an error of the key's reader, or another keyword; unread it changes nothing.
+        return optimizer_of(config, f"{key}=?") != plain
+
+    for key in keys:
+        if not is_read(key):
+            names = filter(is_read, inspect.signature(plain[0]).parameters)
             optimizer = getattr(config.optim, "value", config.optim)
-            remedy = did_you_mean(key, keys, "Remove it.", cutoff=0.6)
+            remedy = did_you_mean(key, names, "Remove it.", cutoff=0.6)
             raise InputError("optim_args", f"the key {key!r}", f"a key that {optimizer} reads", remedy)
     problem = optimizer_of(config, arguments)
     if isinstance(problem, Exception):
@@ -372,10 +430,12 @@ def optimizer_of(config: "DrGRPOConfig", arguments: str | None) -> Any:
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
+    # `dataclasses.replace` would run the constructor of the configuration, which calls this function.
     args: Any = types.SimpleNamespace(**vars(config))
     args.optim = OptimizerNames(config.optim)
     args.optim_args = arguments
     try:
         return Trainer.get_optimizer_cls_and_kwargs(args)
+    # Any error: for each optimizer transformers imports a package and converts values in its own way.
     except Exception as error:
         return error

@@ -96,6 +96,7 @@ OPTIONS = {
         lambda arguments: arguments.environment_factory is not None,
         absent=NoTurns(),
     ),
+    # Forks cut behind steps, too.
     "segmenter": Option(
         "process_rewards.steps.segmenter:configured_segmenter",
         lambda arguments: bool(arguments.steps) or arguments.args.forks > 1,
@@ -106,9 +107,10 @@ OPTIONS = {
         lambda arguments: arguments.args.router_aux_scope == "batch",
         takes=("router_aux_scope",),
     ),
+    # Memory is planned for the allocator of CUDA alone.
     "memory_watch": Option(
         "single_gpu.memory.warning:MemoryWatch",
-        lambda arguments: arguments.args.device.type == "cuda",  # other allocators are not planned
+        lambda arguments: arguments.args.device.type == "cuda",
     ),
 }
 

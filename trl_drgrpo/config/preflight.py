@@ -113,8 +113,13 @@ def prepare(
             batch, a reward function that asks for a column the data does not have, or for a program that is not there,
             a step reward that does not fit the configuration, and what [`check_model`] refuses.
     """
+    # Step rewards: those that were passed, and those that environments declare.
     outcome_funcs = as_list(reward_funcs)
-    steps_without_turns = _step_rewards(step_reward_funcs)
+    steps_without_turns: list[StepRewardFunction] = []
+    if step_reward_funcs is not None:
+        from trl_drgrpo.process_rewards.named import step_reward
+
+        steps_without_turns += map(step_reward, as_list(step_reward_funcs))
     arguments = OptionArguments(args, environment_factory)
     turns = built("turns", arguments, environment_factory, args.on_reward_error)
     if tools:
@@ -122,12 +127,15 @@ def prepare(
 
         check_tools("tools", tools)
     steps = [*steps_without_turns, *turns.step_reward_funcs]
+    # What needs no model is checked before anything is built or looked up for one.
     writers = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
     _check_inputs(args, outcome_funcs, steps, train_dataset, eval_dataset, writers)
+    # The parts that cut completions into steps and score them.
     separator = args.separators(has_turns=bool(tools) or environment_factory is not None)
     arguments = dataclasses.replace(arguments, steps=steps)
     segmenter = step_segmenter or built("segmenter", arguments, separator)
     weights = args.step_reward_weights
+    # Whoever gives weights counts the functions that they pass; those of environments weigh 1.
     if weights is not None and len(weights) == len(steps_without_turns):
         weights = [*weights, *[1.0] * len(turns.step_reward_funcs)]
     scorer = built("step_scorer", arguments, steps, segmenter, weights, args.on_reward_error)
@@ -135,23 +143,29 @@ def prepare(
         if args.process_role == "baseline":
             remedy = "A baseline is subtracted from the outcome reward: pass reward_funcs, or use 'reward'."
             raise InputError("process_role", "'baseline' without reward_funcs", "'reward'", remedy)
+        # TRL refuses to be built without a reward function.
         outcome_funcs = [process_only]
     segmenter_of_steps = segmenter if steps else None
     turns.choose(segmenter_of_steps, args)
     if advantage_func is not None and not callable(advantage_func):
         got = type(advantage_func).__name__
         raise InputError("advantage_func", got, "a function of a RolloutBatch", "Pass the function itself.")
+    # The model and its tokenizer, by their files alone.
     quantization_config = choose_quantization(model, peft_config, quantization_config, args.model_init_kwargs)
     embeddings = check_model(args, model, outcome_funcs, quantization_config, peft_config)
     if processing_class is None and isinstance(model, nn.Module) and not _model_id(model):
         remedy = "There is no folder to load one from: pass processing_class=tokenizer."
         raise InputError("processing_class", "none for a model that was built in memory", "its tokenizer", remedy)
-    tokenizer = own_tokenizer(args, model) if processing_class is None and isinstance(model, str) else processing_class
+    tokenizer = processing_class
+    if processing_class is None and isinstance(model, str):
+        tokenizer = own_tokenizer(args, model)
     check_vocabulary(tokenizer, embeddings, named_splits(train_dataset, eval_dataset), args.chat_template_kwargs)
-    rewards = [
-        checked_reward(f, args.on_reward_error) if callable(f) and not isinstance(f, nn.Module) else f
-        for f in outcome_funcs
-    ]
+    # A model scores by its logits and keeps no contract of a function.
+    rewards = []
+    for reward in outcome_funcs:
+        if callable(reward) and not isinstance(reward, nn.Module):
+            reward = checked_reward(reward, args.on_reward_error)
+        rewards.append(reward)
     return Prepared(rewards, arguments, turns, segmenter, separator, scorer, quantization_config, embeddings)
 
 
@@ -159,15 +173,9 @@ def as_list(argument: "OneOrMore[T] | None") -> list[T]:
     """Return an argument that may be one value, several, or none."""
     if argument is None:
         return []
-    return list(argument) if isinstance(argument, (list, tuple)) else [cast(T, argument)]
-
-
-def _step_rewards(step_reward_funcs: "OneOrMore[StepRewardSource] | None") -> list["StepRewardFunction"]:
-    if step_reward_funcs is None:
-        return []
-    from trl_drgrpo.process_rewards.named import step_reward
-
-    return [step_reward(source) for source in as_list(step_reward_funcs)]
+    if isinstance(argument, (list, tuple)):
+        return list(argument)
+    return [cast(T, argument)]
 
 
 def _check_inputs(
@@ -180,7 +188,9 @@ def _check_inputs(
 ) -> None:
     """Check configuration, functions and data against each other. `writers`: other authors of completions."""
     has_environments = writers["environment_factory"] is not None
-    fixed_columns = writers["rollout_func"] is None and not has_environments  # else rewards may ask for anything
+    # Both may add columns of their own, so that rewards may ask for anything.
+    fixed_columns = writers["rollout_func"] is None and not has_environments
+    # Functions, configuration, and the machine.
     for index, reward_func in enumerate(reward_funcs):
         try:
             check_form(reward_func, "")
@@ -201,7 +211,8 @@ def _check_inputs(
         raise InputError("use_liger_kernel", "True, but liger-kernel is not installed", "the package", remedy)
     for func in [*reward_funcs, *steps]:
         ask(func, "check")
-    if not has_environments:  # an environment may bring a reward of its own
+    # An environment may bring a reward of its own, of a name that nothing here knows.
+    if not has_environments:
         names = _reward_names(reward_funcs)
         step_names = [reward_name(func) for func in steps]
         if args.correct_reward is not None:
@@ -209,6 +220,7 @@ def _check_inputs(
         sets = eval_dataset if isinstance(eval_dataset, dict) else ()
         check_best_metric(args, names, step_names, sets)
     _warn(args, steps)
+    # Data comes last, as its values are read.
     for field, dataset in named_splits(train_dataset, eval_dataset).items():
         if not isinstance(dataset, (Dataset, IterableDataset)):
             expected = "a datasets.Dataset or datasets.IterableDataset"
@@ -220,7 +232,8 @@ def _check_inputs(
         if not has_environments:  # an environment may bring the prompt, too
             _check_prompts(field, dataset)
         check_images(dataset, field)
-        if dataset.column_names is not None and fixed_columns:  # a stream may not know them
+        # A stream may not know its columns before it is read.
+        if dataset.column_names is not None and fixed_columns:
             _check_columns(reward_funcs, dataset.column_names)
             _check_columns(steps, [*dataset.column_names, "steps", "step_ends"])
             _check_golds([*reward_funcs, *steps], field, dataset)
@@ -248,6 +261,7 @@ def _contradictions(args: DrGRPOConfig, rewards: list[Any], steps: list[Any], wr
         yield InputError("max_turn_length", f"{args.max_turn_length} without tools", "None", remedy)
     for name, value in writers.items():
         if value and args.forks > 1:
+            # Such a completion is not one continuation of its prompt, which could go on from a cut.
             remedy = f"Completions with {name} cannot be branched: remove it, or set forks=1."
             yield InputError("forks", f"{args.forks} with {name}", "1", remedy)
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
@@ -276,10 +290,12 @@ def _warn(args: DrGRPOConfig, steps: list["StepRewardFunction"]) -> None:
 
 
 def named_splits(train_dataset: "Data | None", eval_dataset: "EvalData | None") -> dict[str, "Data"]:
-    """The datasets of a run, by field."""
-    several = eval_dataset if isinstance(eval_dataset, dict) else {}
-    splits = {"train_dataset": train_dataset, "eval_dataset": None if several else eval_dataset}
-    splits |= {f"eval_dataset[{name!r}]": split for name, split in several.items()}
+    """Return the datasets of a run, by field."""
+    splits: dict[str, Any] = {"train_dataset": train_dataset}
+    if isinstance(eval_dataset, dict) and eval_dataset:
+        splits |= {f"eval_dataset[{name!r}]": split for name, split in eval_dataset.items()}
+    else:
+        splits["eval_dataset"] = eval_dataset
     return {field: dataset for field, dataset in splits.items() if dataset is not None}
 
 
@@ -328,12 +344,12 @@ def _model_id(model: object) -> str:
 
 def _reward_names(reward_funcs: list["RewardSource"]) -> list[str]:
     """Return the names that the trainer will use: of a model the last part of its id."""
-    functions: list[str] = []
-    models: list[str] = []
+    functions = []
+    models = []
     for reward in reward_funcs:
         if isinstance(reward, (str, nn.Module)):
-            name = reward if isinstance(reward, str) else _model_id(reward)
-            models.append(name.rstrip("/").split("/")[-1])
+            path = reward if isinstance(reward, str) else _model_id(reward)
+            models.append(path.rstrip("/").split("/")[-1])
         else:
             functions.append(reward_name(reward))
     return functions + models
@@ -347,16 +363,20 @@ def _check_columns(funcs: Sequence["RewardSource | StepRewardFunction"], columns
 
 def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: str, dataset: "Data") -> None:
     """Check the values of the columns that reward functions require."""
-    columns_of = {
-        reward_name(func): gold_columns(func, dataset.column_names or []) for func in funcs if callable(func)
-    }
-    columns = dict.fromkeys(column for columns in columns_of.values() for column in columns)
-    values_of = column_values(dataset, list(columns))
+    readers_of = {}
+    for func in funcs:
+        if callable(func):
+            name = reward_name(func)
+            for column in gold_columns(func, dataset.column_names or []):
+                # A dictionary, as two functions may have one name.
+                readers_of.setdefault(column, {})[name] = func
+    # Each column is read once, whatever the number of its readers.
+    values_of = column_values(dataset, list(readers_of))
     for func in funcs:
         ask(func, "check_values", values_of)
     for column, values in values_of.items():
         if values.nulls:
-            readers = ", ".join(name for name, columns in columns_of.items() if column in columns)
+            readers = ", ".join(readers_of[column])
             _warn_once(
                 f"{field}: the column {column} is null in {values.nulls} of {values.rows} rows, first in row "
                 f"{values.first_null} (from 0). {readers} gets None there; this package's own rewards skip such rows. "
@@ -364,6 +384,7 @@ def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: st
             )
 
 
+# `trl-drgrpo train` prepares a run before the model loads, and its trainer does so once more.
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning(message)
@@ -374,34 +395,41 @@ def _changed_step_settings(args: DrGRPOConfig) -> list[str]:
     about_steps = ("step_", "process_role", "process_weight", "outcome_weight", "deepseekmath_")
     changed = []
     for field in dataclasses.fields(args):
-        is_for_forks = field.name == "step_separator" and args.forks > 1  # they lie behind steps
-        if field.name.startswith(about_steps) and not is_for_forks and getattr(args, field.name) != field.default:
-            changed.append(field.name)
+        name = field.name
+        if not name.startswith(about_steps):
+            continue
+        if name == "step_separator" and args.forks > 1:  # forks lie behind steps
+            continue
+        if getattr(args, name) != field.default:
+            changed.append(name)
     return changed
 
 
 def _check_installed_optimizer(args: DrGRPOConfig) -> None:
     problem = optimizer_of(args, args.optim_args)
-    if isinstance(problem, ImportError) or (isinstance(problem, ValueError) and "a model" not in str(problem)):
+    # Some optimizers are put together from the model, which is not there yet: "... requires a model".
+    needs_model = isinstance(problem, ValueError) and "a model" in str(problem)
+    if isinstance(problem, (ImportError, ValueError)) and not needs_model:
         name = str(getattr(args.optim, "value", args.optim))
         raise InputError("optim", name, "an optimizer that is installed", f"{problem!s:.300}.")
 
 
 def _check_size(args: DrGRPOConfig, dataset: "Data") -> None:
     rows = known_length(dataset)
-    if rows is not None:
-        needed = args.generation_batch_size // args.num_generations  # type: ignore[operator]  # set by TRL
-        if rows < needed:
-            expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
-            remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch size."
-            raise InputError("train_dataset", f"{rows} prompts", expected, remedy)
+    needed = args.generation_batch_size // args.num_generations
+    if rows is not None and rows < needed:
+        expected = f"at least {needed} (generation batch of {args.generation_batch_size} rows / num_generations)"
+        remedy = "TRL drops incomplete batches, so nothing would be trained: add prompts, or lower the batch size."
+        raise InputError("train_dataset", f"{rows} prompts", expected, remedy)
 
 
 def _check_prompts(field: str, dataset: "Data") -> None:
     """Refuse data without the column, or with something else in it than prompts."""
     columns = dataset.column_names
     if columns is not None and "prompt" not in columns:
-        likely = [c for c in ("question", "problem", "instruction", "query", "input") if c in columns]
-        rename = f'dataset.rename_column("{(likely or columns or ["question"])[0]}", "prompt")'
-        raise InputError(field, f"columns {columns}", "a column 'prompt'", f"Rename yours: {rename}.")
+        usual = ("question", "problem", "instruction", "query", "input")
+        likely = [column for column in usual if column in columns]
+        column = [*likely, *columns, "question"][0]
+        remedy = f'Rename yours: dataset.rename_column("{column}", "prompt").'
+        raise InputError(field, f"columns {columns}", "a column 'prompt'", remedy)
     check_prompt_values(dataset, f"{field}, column prompt")

@@ -37,6 +37,8 @@ def refuse(errors: Iterable[InputError]) -> None:
 def validate(config: "DrGRPOConfig") -> None:
     """Raise on what makes a run something else than Dr. GRPO, and on values that do not fit each other. `config` has
     `scale_rewards` as TRL's string and `step_separator` as a list."""
+    # Kinds come first: every later rule compares or adds. Whatever belongs to another objective is in one error, as
+    # a script that was written for one may set several of these.
     check_kinds(config)
     other_objectives = list(_other_objectives(config))
     if other_objectives:
@@ -92,22 +94,24 @@ def _other_objectives(config: "DrGRPOConfig") -> Rules:
         value = getattr(config, name)
         if value == needed:
             continue
-        if name == "loss_type":
-            consequence = f"{_BIAS_OF_LOSS.get(value, 'It is not the objective of Dr. GRPO.')} {consequence}"
         remedy = f"Remove it: Dr. GRPO sets it. {consequence}"
         if name == "loss_type":
+            bias = _BIAS_OF_LOSS.get(value, "It is not the objective of Dr. GRPO.")
+            remedy = f"Remove it: Dr. GRPO sets it. {bias} {consequence}"
+            # "dr-grpo" is meant for the right one.
             remedy = did_you_mean(str(value).lower(), ["dr_grpo"], remedy, cutoff=0.8, form="{!r}")
         yield InputError(name, repr(value), expected, remedy)
 
 
 def _check_ranges(config: "DrGRPOConfig") -> None:
     """Refuse numbers out of range, also where `generation_kwargs` override the fields of the same names."""
-
     options: Any = config.generation_kwargs or {}  # a mapping by now
 
     def readable(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        switched_off = config.use_vllm and values.get("top_k") == -1  # vLLM's way to say it
-        return {**values, "top_k": 0} if switched_off else values
+        # vLLM switches top-k off with -1, transformers with 0.
+        if config.use_vllm and values.get("top_k") == -1:
+            return {**values, "top_k": 0}
+        return values
 
     refuse_out_of_range(readable(vars(config)))
     try:
@@ -120,9 +124,11 @@ def _values(config: "DrGRPOConfig") -> Rules:
     """Values of one field that cannot be."""
     for name in ("reward_weights", "step_reward_weights"):
         weights = getattr(config, name)
+        # A range without bounds allows every finite number.
         is_list = isinstance(weights, list | tuple) and all(map(Range().allows, weights))
         if weights is not None and not is_list:
             yield InputError(name, repr(weights), "a list of finite numbers", "Give one number per function.")
+    # Checkpoints and logs.
     if config.enable_jit_checkpoint:
         remedy = "Remove it: on SIGTERM a checkpoint is saved anyway, and behind a whole optimizer step."
         yield InputError("enable_jit_checkpoint", "True", "False", remedy)
@@ -137,6 +143,7 @@ def _values(config: "DrGRPOConfig") -> Rules:
         if options.get("offload") and not _checkpoints(config):
             remedy = "Only checkpoints go to the host: switch checkpointing on, or remove it."
             yield InputError(f"{name}: offload", "True without gradient_checkpointing", "False", remedy)
+    # Lengths.
     longest = config.max_completion_length
     context = config.vllm_max_model_length
     if longest is None and config.loss_normalizer is None:
@@ -158,71 +165,118 @@ def _values(config: "DrGRPOConfig") -> Rules:
 def _checkpoints(config: "DrGRPOConfig") -> bool:
     """Tell whether layers are checkpointed. The newer name wins where it is set."""
     newer = getattr(config, "activation_checkpointing", None)
-    return bool(config.gradient_checkpointing if newer is None else newer)
+    if newer is None:
+        return config.gradient_checkpointing
+    return bool(newer)
 
 
 def _pairs(config: "DrGRPOConfig") -> Rules:
     """Fields that can have one value only beside another setting."""
     beta = config.beta
-    has_bonus = config.entropy_coef or config.use_adaptive_entropy
     is_baseline = config.process_role == "baseline"
     checkpointing: Any = config.gradient_checkpointing_kwargs or {}
     reenters = config.gradient_checkpointing and bool(checkpointing.get("use_reentrant"))
-    draws_again = config.dynamic_sampling is True
     forks = config.forks > 1
-    batches = config.use_transformers_continuous_batching
     skipped = {"dynamic_sampling": False, "curriculum": False}
     no_forks = {"fork_depth": 1, "fork_threshold": None, "fork_at": "drawn"}
     paid = {"step_credit": "return_to_go", "step_baseline": "to_go", "process_weight": 1}
+    # Whether the setting applies, how a message calls it, the fields that it leaves a single value, and the remedy.
     table: list[tuple[object, str, dict[str, Any], str]] = [
-        (beta == 0, f"beta={beta}", {"beta_warmup_steps": 0}, _NO_KL),
-        (beta != 0, f"beta={beta}", skipped, _IN_KL),
-        (has_bonus, "an entropy bonus", skipped, _IN_BONUS),
-        (config.router_aux_loss_coef == 0, "router_aux_loss_coef=0", {"router_aux_scope": "micro_batch"}, _NO_BALANCE),
-        (reenters, "use_reentrant=True", {"router_aux_scope": "micro_batch"}, _REENTRANT),
+        (
+            beta == 0,
+            f"beta={beta}",
+            {"beta_warmup_steps": 0},
+            "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out.",
+        ),
+        (
+            beta != 0,
+            f"beta={beta}",
+            skipped,
+            "Skipped groups would be missing from the KL term: set beta=0, or turn it off.",
+        ),
+        (
+            config.entropy_coef or config.use_adaptive_entropy,
+            "an entropy bonus",
+            skipped,
+            "Skipped groups would be missing from the entropy bonus: turn one of them off.",
+        ),
+        (
+            config.router_aux_loss_coef == 0,
+            "router_aux_loss_coef=0",
+            {"router_aux_scope": "micro_batch"},
+            "There is no load-balancing loss: remove it.",
+        ),
+        (
+            reenters,
+            "use_reentrant=True",
+            {"router_aux_scope": "micro_batch"},
+            "Reentrant checkpointing keeps no gradient of the router's probabilities: remove use_reentrant.",
+        ),
         (not config.curriculum, "curriculum=False", {"prior_pass_rates": None}, "Set curriculum=True to use it."),
         (is_baseline, "process_role='baseline'", paid, "It only applies to process_role='reward': remove it."),
-        (is_baseline, "process_role='baseline'", {"dynamic_sampling": False}, _STEPS_TRAIN),
-        (draws_again, "dynamic_sampling=True", {"shuffle_dataset": True}, _IN_ORDER),
+        (
+            is_baseline,
+            "process_role='baseline'",
+            {"dynamic_sampling": False},
+            "With a baseline per step, groups of equal rewards train, too: use curriculum, or 'reward'.",
+        ),
+        (config.dynamic_sampling is True, "dynamic_sampling=True", {"shuffle_dataset": True}, _IN_ORDER),
         (config.curriculum, "curriculum=True", {"shuffle_dataset": True}, _IN_ORDER),
         (not forks, "forks=1", no_forks, "Set forks=2 or more, or remove it."),
-        (forks, "forks", {"process_role": "reward", "step_baseline": "to_go"}, _SIBLINGS),
-        (forks, "forks", {"mask_truncated_completions": False}, _CUT_OFF),
-        (forks, "forks", {"importance_sampling_level": "token"}, _ONE_RATIO),
-        (forks, "forks", {"vllm_structured_outputs_regex": None}, _AFTER_THE_CUT),
+        (
+            forks,
+            "forks",
+            {"process_role": "reward", "step_baseline": "to_go"},
+            "Forks compare the branches of a cut with each other: remove it.",
+        ),
+        (
+            forks,
+            "forks",
+            {"mask_truncated_completions": False},
+            "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it.",
+        ),
+        (
+            forks,
+            "forks",
+            {"importance_sampling_level": "token"},
+            "One ratio per row averages the rewards of the branches over the row: set 'token'.",
+        ),
+        (
+            forks,
+            "forks",
+            {"vllm_structured_outputs_regex": None},
+            "It would match only a branch's text after the cut: remove it.",
+        ),
         (config.use_vllm, "use_vllm", {"generation_rows": None}, _OWN_CACHE),
-        (batches, "use_transformers_continuous_batching", {"generation_rows": None}, _OWN_CACHE),
+        (
+            config.use_transformers_continuous_batching,
+            "use_transformers_continuous_batching",
+            {"generation_rows": None},
+            _OWN_CACHE,
+        ),
     ]
     for applies, beside, values, remedy in table:
-        for name, value in values.items():
-            if applies and getattr(config, name) != value:
-                yield InputError(name, f"{getattr(config, name)!r} with {beside}", repr(value), remedy)
+        for name, allowed in values.items():
+            value = getattr(config, name)
+            if applies and value != allowed:
+                yield InputError(name, f"{value!r} with {beside}", repr(allowed), remedy)
+    prompts = _rows(config) // (config.num_generations or 1)
     name = "dynamic_sampling" if config.dynamic_sampling else "curriculum"
-    if getattr(config, name) and _rows(config) // (config.num_generations or 1) < 2:
+    value = getattr(config, name)
+    if value and prompts < 2:
         remedy = "Its weights need at least two prompts per batch: raise gradient_accumulation_steps."
-        yield InputError(
-            name, f"{getattr(config, name)!r} with one prompt per generation batch", "two or more", remedy
-        )
+        yield InputError(name, f"{value!r} with one prompt per generation batch", "two or more", remedy)
 
 
-_NO_BALANCE = "There is no load-balancing loss: remove it."
-_REENTRANT = "Reentrant checkpointing keeps no gradient of the router's probabilities: remove use_reentrant."
-_NO_KL = "There is nothing to warm up without a KL term: set beta, or leave beta_warmup_steps out."
-_IN_KL = "Skipped groups would be missing from the KL term: set beta=0, or turn it off."
-_IN_BONUS = "Skipped groups would be missing from the entropy bonus: turn one of them off."
-_STEPS_TRAIN = "With a baseline per step, groups of equal rewards train, too: use curriculum, or 'reward'."
 _IN_ORDER = "In a fixed order, prompts behind skipped ones would weigh more: remove it."
-_SIBLINGS = "Forks compare the branches of a cut with each other: remove it."
-_CUT_OFF = "A truncated branch stays in its siblings' means without a gradient, which biases it: remove it."
-_ONE_RATIO = "One ratio per row averages the rewards of the branches over the row: set 'token'."
 _OWN_CACHE = "It keeps as many rows in its cache as fit, by its own settings: remove it."
-_AFTER_THE_CUT = "It would match only a branch's text after the cut: remove it."
 
 
 def _forks(config: "DrGRPOConfig") -> Rules:
     """Groups without room for forks, and fields of forks that do not fit each other."""
     if config.forks == 1:
         return
+    # With forks=2 and fork_depth=2 a parent becomes 4 completions, so that 8 are two parents.
     leaves = config.forks**config.fork_depth
     size = config.num_generations or 1
     if size % leaves or size < 2 * leaves:
@@ -245,7 +299,8 @@ def distorted(config: "DrGRPOConfig") -> Iterator[tuple[str, Any, Any]]:
     field, value, and the value that switches it off. `generation_kwargs` override the fields of the same names."""
     options: Any = config.generation_kwargs or {}
     for name, value, off in that_do_something({**vars(config), **options}):
-        yield f"generation_kwargs: {name}" if name in options else name, value, off
+        field = f"generation_kwargs: {name}" if name in options else name
+        yield field, value, off
 
 
 def refuse_distorted_sampling(config: "DrGRPOConfig", remedy: str, beside: str = "") -> None:
@@ -278,9 +333,9 @@ def warn_of_distorted_sampling(config: "DrGRPOConfig") -> None:
 # Keys of `generation_kwargs` that see the tokens of a branch, which continues a prompt that ends at the cut, in the
 # place of the completion's.
 _SEE_THE_COMPLETION_ALONE = (
-    *("min_new_tokens", "min_length", "min_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens"),
-    *("presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size"),
-    *("structured_outputs", "guided_decoding", "stop", "stop_strings", "bad_words"),
+    "min_new_tokens min_length min_tokens exponential_decay_length_penalty begin_suppress_tokens "
+    "presence_penalty frequency_penalty encoder_repetition_penalty encoder_no_repeat_ngram_size "
+    "structured_outputs guided_decoding stop stop_strings bad_words"
 )
 _LIMITS = ("max_new_tokens", "max_tokens", "max_time", "max_length")
 _IN_PLACE = "Set temperature in its place: log-probabilities are those at that temperature."
@@ -303,10 +358,14 @@ def _generation(config: "DrGRPOConfig") -> Rules:
     def nothing(name: str, remedy: str, beside: str = "") -> InputError:
         return InputError(f"generation_kwargs: {name}", f"{options[name]!r}{beside}", "nothing", remedy)
 
+    limits = list(_LIMITS)
     # Without a limit of completions, the limit of the whole context is another one.
-    for name in _LIMITS[:-1] if config.max_completion_length is None else _LIMITS:
+    if config.max_completion_length is None:
+        limits.remove("max_length")
+    for name in limits:
         if options.get(name):
             yield nothing(name, "Set max_completion_length in its place, which is L, the loss's divisor, by default.")
+    # The loss divides logits by the field's temperature.
     if options.get("temperature") not in (None, config.temperature):
         got = f"{options['temperature']!r} with temperature={config.temperature}"
         yield InputError("generation_kwargs: temperature", got, f"{config.temperature}", _IN_PLACE)
@@ -316,9 +375,10 @@ def _generation(config: "DrGRPOConfig") -> Rules:
     if options.get("stop_strings") and config.use_transformers_continuous_batching:
         remedy = "Continuous batching knows end tokens alone: switch it off."
         yield nothing("stop_strings", remedy, " with use_transformers_continuous_batching")
-    for name in _SEE_THE_COMPLETION_ALONE if config.forks > 1 else ():
-        if options.get(name):
+    for name in _SEE_THE_COMPLETION_ALONE.split():
+        if config.forks > 1 and options.get(name):
             yield nothing(name, "It would see only a branch's text after the cut: remove it.", " with forks")
+    # What follows is about the ratio of the policy's probabilities to vLLM's.
     if not (config.use_vllm and config.vllm_importance_sampling_correction):
         return
     remedy = (
@@ -327,6 +387,7 @@ def _generation(config: "DrGRPOConfig") -> Rules:
     )
     refuse_distorted_sampling(config, remedy, " with vllm_importance_sampling_correction=True")
     bounds = {config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max}
+    # Truncation without a bound truncates nothing.
     if config.vllm_importance_sampling_mode.endswith("_truncate") and bounds == {None}:
         got = f"None with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
         remedy = "Set it (TRL's default is 3.0), or use 'sequence_mask' for the unclipped ratio of a row."
@@ -340,16 +401,18 @@ def _rows(config: "DrGRPOConfig") -> int:
 
 
 def _processes() -> int:
+    # The launcher's variable: `config.world_size` sets devices up, and these rules come before that.
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _groups(config: "DrGRPOConfig") -> Rules:
     """A generation batch that would cut a prompt's group in two."""
-    if _rows(config) % (config.num_generations or 1):
+    rows = _rows(config)
+    if rows % (config.num_generations or 1):
+        steps = config.steps_per_generation or config.gradient_accumulation_steps
         got = (
-            f"{config.num_generations} for a generation batch of {_rows(config)} rows (generation_batch_size, or "
-            f"per_device_train_batch_size {config.per_device_train_batch_size} x {_processes()} processes x "
-            f"{config.steps_per_generation or config.gradient_accumulation_steps})"
+            f"{config.num_generations} for a generation batch of {rows} rows (generation_batch_size, or "
+            f"per_device_train_batch_size {config.per_device_train_batch_size} x {_processes()} processes x {steps})"
         )
         remedy = (
             "Every prompt needs all its completions in the batch: change gradient_accumulation_steps or "
@@ -372,9 +435,12 @@ def validate_batch(config: "DrGRPOConfig") -> None:
             "Pass batch sizes to DrGRPOConfig(...), or assign generation_batch_size and steps_per_generation, too."
         )
         raise InputError("generation_batch_size", got, f"{rows * processes}: {sizes}", remedy)
+    # The branches of a parent must not be spread over processes.
     size = config.num_generations or 1
     leaves = config.forks**config.fork_depth
-    if config.dynamic_sampling or config.curriculum:  # rounds may be smaller
+    # Their rounds may be as small as the fewest groups that divide evenly among the processes. That is
+    # size / gcd(processes, size) rows each: 4 rows for 2 processes and groups of 8.
+    if config.dynamic_sampling or config.curriculum:
         rows = math.gcd(rows, size // math.gcd(processes, size))
     if processes > 1 and rows % leaves:
         got = f"{config.forks} (fork_depth={config.fork_depth}) with {rows} rows per process"

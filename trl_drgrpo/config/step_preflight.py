@@ -22,14 +22,16 @@ def step_contradictions(args: "DrGRPOConfig", steps: list["StepRewardFunction"])
     """Settings that do not fit step reward functions."""
     cuts_by_doubt = args.forks > 1 and args.fork_at == "doubt"
     for func in steps:
-        if _is_rule_of_a_step(func):  # the commonest mix-up
+        # The commonest mix-up.
+        if _is_rule_of_a_step(func):
             name = reward_name(func)
+            got = f"{name!r}, which scores one step"
             remedy = f"Wrap it: trl_drgrpo.process_rewards.step_verifier({name})."
-            yield InputError(
-                "step_reward_funcs", f"{name!r}, which scores one step", "a function that scores a batch", remedy
-            )
+            yield InputError("step_reward_funcs", got, "a function that scores a batch", remedy)
+    # Both settings need scores that are functions of the text before the next step.
     not_causal = _declaring(steps, "is_causal", False)
-    for field, applies in {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}.items():
+    needs_causal = {"process_role": args.process_role == "baseline", "fork_at": cuts_by_doubt}
+    for field, applies in needs_causal.items():
         if not_causal and applies:
             got = f"{getattr(args, field)!r} with {_quoted(not_causal)}, whose score of a step depends on later text"
             remedy = f"It would bias the gradient. {_causal_remedies(not_causal)}"
@@ -57,10 +59,14 @@ def warn_of_steps(args: "DrGRPOConfig", steps: list["StepRewardFunction"]) -> No
             _quoted(not_causal),
             _causal_remedies(not_causal),
         )
+    # A function that declares nothing may be causal all the same.
     unknown = _declaring(steps, "is_causal", None)
-    is_baseline = args.process_role == "baseline"
-    if unknown and (is_baseline or (args.forks > 1 and args.fork_at == "doubt")):
-        setting = "process_role='baseline'" if is_baseline else "fork_at='doubt'"
+    setting = None
+    if args.process_role == "baseline":
+        setting = "process_role='baseline'"
+    elif args.forks > 1 and args.fork_at == "doubt":
+        setting = "fork_at='doubt'"
+    if unknown and setting:
         logger.warning(
             "%s: the gradient is unbiased only if the score of a step reads no further than the end of that step. "
             "%s does not say. %s",
@@ -96,7 +102,11 @@ def _quoted(funcs: list["StepRewardFunction"]) -> str:
 def _causal_remedies(funcs: list["StepRewardFunction"]) -> str:
     """Say how scores come to read no later text: in the words of a scorer of ours, else by a declaration."""
     by_hand = "If it reads no further than the step, set `{0}.is_causal = True`."
-    remedies = [(declared(func, "causal_remedy") or by_hand).format(reward_name(func)) for func in funcs]
+    remedies = []
+    for func in funcs:
+        remedy = declared(func, "causal_remedy") or by_hand
+        remedies.append(remedy.format(reward_name(func)))
+    # Several scorers of one class give the same advice, which is said once.
     return " ".join(dict.fromkeys(remedies))
 
 

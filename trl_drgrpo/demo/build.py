@@ -65,11 +65,14 @@ def warm_start_batches(
     for _ in range(steps):
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(batch_size):
+            # Problem and demonstration draw from one generator: a change of the order changes every row behind.
             numbers = draw_problem(rng, "train", terms)
+            completion = demonstrate(numbers, rng)
             chat: Any = tokenizer.apply_chat_template(prompt_of(numbers), add_generation_prompt=True, return_dict=True)
-            completion_ids = [*tokenizer(demonstrate(numbers, rng))["input_ids"], end]
             prompt_ids = chat["input_ids"]
-            rows.append((prompt_ids + completion_ids, [0] * len(prompt_ids) + [1] * len(completion_ids)))
+            completion_ids = [*tokenizer(completion)["input_ids"], end]
+            learned = [0] * len(prompt_ids) + [1] * len(completion_ids)
+            rows.append((prompt_ids + completion_ids, learned))
         yield pad_rows(rows, pad)
 
 
@@ -81,16 +84,17 @@ def pad_rows(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str,
     import torch
 
     # Filled with what is not learned: padding, no attention, and the label that the loss leaves out.
-    shape = (len(rows), max(len(ids) for ids, _ in rows))
+    lengths = [len(ids) for ids, _ in rows]
+    shape = (len(rows), max(lengths))
     input_ids = torch.full(shape, pad)
     attention_mask = torch.zeros(shape, dtype=torch.long)
     labels = torch.full(shape, -100)
     for i, (ids, mask) in enumerate(rows):
         tokens = torch.tensor(ids)
-        length = len(ids)
-        input_ids[i, :length] = tokens
-        attention_mask[i, :length] = 1
-        labels[i, :length] = tokens.masked_fill(torch.tensor(mask) == 0, -100)
+        is_given = torch.tensor(mask) == 0
+        input_ids[i, : lengths[i]] = tokens
+        attention_mask[i, : lengths[i]] = 1
+        labels[i, : lengths[i]] = tokens.masked_fill(is_given, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
@@ -127,8 +131,10 @@ def imitate(
 # Long list sums ------------------------------------------------------------------------------------------------------
 
 TERMS = (8, 10)
-GAP_PROBABILITY = 0.5  # of an incorrect result where the demonstrator does not know the pair
-_WRONG_BY = (1, 2, 3, 10)  # all positive, so that two mistakes do not cancel
+# Probability of an incorrect result where the demonstrator does not know the pair.
+GAP_PROBABILITY = 0.5
+# All positive, so that two mistakes do not cancel.
+_WRONG_BY = (1, 2, 3, 10)
 
 
 def add_with_gaps(total: int, term: int, rng: random.Random, probability: float = GAP_PROBABILITY) -> int:
@@ -183,7 +189,8 @@ def warm_start(folder: Path, seed: int = 0, steps: int = 200, gap_probability: f
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     with_gaps = partial(demonstrate_with_gaps, probability=gap_probability)
-    imitate(model, warm_start_batches(tokenizer, steps, 32, seed, TERMS, with_gaps), steps, lr=2e-3)
+    batches = warm_start_batches(tokenizer, steps, 32, seed, TERMS, with_gaps)
+    imitate(model, batches, steps, lr=2e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

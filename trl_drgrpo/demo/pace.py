@@ -44,6 +44,7 @@ class Pace(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.begun = self.clock()
+        # The start of a run: the first point of its curve.
         if not self.run["seconds"]:
             self.evaluate(kwargs["model"])
 
@@ -62,6 +63,7 @@ class Pace(TrainerCallback):
         """Stop the clock inside the block. Yield the time when it began."""
         now = self.clock()
         yield now
+        # What the block took is taken off every later reading.
         self.begun += self.clock() - now
 
 
@@ -76,14 +78,16 @@ def reached(run: Run, target: float, x: str = "seconds") -> float:
     # Interpolated, since evaluations are a tenth of a run apart.
     positions = run[x]
     rates = run["pass_rate"]
-    if max(rates, default=-math.inf) < target:
-        return math.inf
-    after = next(i for i, rate in enumerate(rates) if rate >= target)
-    if after == 0:
-        return positions[0]
-    before = after - 1
-    share = (target - rates[before]) / (rates[after] - rates[before])
-    return positions[before] + share * (positions[after] - positions[before])
+    for after, rate in enumerate(rates):
+        if rate < target:
+            continue
+        if after == 0:
+            return positions[0]
+        # All earlier rates are below the target, so this is no division by 0.
+        before = after - 1
+        share = (target - rates[before]) / (rate - rates[before])
+        return positions[before] + share * (positions[after] - positions[before])
+    return math.inf
 
 
 def height(run: Run, at: float, x: str = "tokens") -> float:
@@ -114,20 +118,31 @@ def draw_pace(panels: Mapping[str, Mapping[str, Sequence[Run]]], width: float = 
     labels = dict.fromkeys(chain(*panels.values()))
     colors = dict(zip(labels, COLORS, strict=False))
     figure, drawn = new_figure(1, len(panels), width * len(panels), height_)
-    labeled: set[str] = set()
+    labeled = set()
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        # For each label the range and the mean of its runs.
         for label, runs in lines.items():
-            end = min(run["seconds"][-1] for run in runs)  # beyond it the mean would be over fewer runs
+            # Beyond the end of the shortest run the mean would be over fewer runs.
+            end = min(run["seconds"][-1] for run in runs)
             seconds = np.linspace(0, end, 61)
-            rates = [100 * np.interp(seconds, run["seconds"], run["pass_rate"]) for run in runs]  # runs x 61
+            # (runs, 61), in percent: runs are evaluated at different times.
+            rates = [100 * np.interp(seconds, run["seconds"], run["pass_rate"]) for run in runs]
+            color = colors[label]
             lowest = np.min(rates, axis=0)
             highest = np.max(rates, axis=0)
-            axes.fill_between(seconds, lowest, highest, color=colors[label], alpha=0.15, linewidth=0)
-            axes.plot(seconds, np.mean(rates, axis=0), color=colors[label], linewidth=2.4)
+            axes.fill_between(seconds, lowest, highest, color=color, alpha=0.15, linewidth=0)
+            axes.plot(seconds, np.mean(rates, axis=0), color=color, linewidth=2.4)
+        # Labels stand at the right, from the bottom up, so the first one is on top.
         new_labels = [label for label in lines if label not in labeled]
-        for place, label in enumerate(reversed(new_labels)):  # from the bottom up, so the first one is on top
-            spot = (0.98, 0.04 + 0.1 * place)
-            axes.annotate(label, spot, xycoords="axes fraction", ha="right", color=colors[label], fontsize=13)
+        for place, label in enumerate(reversed(new_labels)):
+            axes.annotate(
+                label,
+                (0.98, 0.04 + 0.1 * place),
+                xycoords="axes fraction",
+                ha="right",
+                color=colors[label],
+                fontsize=13,
+            )
         labeled |= lines.keys()
         axes.set_title(title, fontsize=13, loc="left")
         axes.set_xlabel("CPU seconds", fontsize=12)

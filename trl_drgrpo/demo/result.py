@@ -45,8 +45,9 @@ _DEMO_FILES = (
     PACE_FILE,
     *STOCK_OBJECTIVES,
 )
+# Of a run that is compared: held-out problems of an evaluation, and evaluations during training.
 PACE_PROBLEMS = 128
-PACE_EVALUATIONS = 10  # of a run that is compared, during training
+PACE_EVALUATIONS = 10
 OURS = "DrGRPOTrainer"
 _SAMPLES = 8
 
@@ -74,10 +75,11 @@ def evaluate(
     """
     import torch
 
-    texts: list[str] = []
-    lengths: list[int] = []
+    texts = []
+    lengths = []
     was_training = model.training
     model.eval()
+    # The whole distribution: a folder's own generation settings may cut it, and transformers' default has top_k 50.
     decoding: dict[str, Any] = {"do_sample": sample}
     if sample:
         decoding |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -90,18 +92,21 @@ def evaluate(
                 chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
             )
             inputs = inputs.to(model.device)
-            output = model.generate(**inputs, max_new_tokens=max_new_tokens, **decoding)  # (B, prompt + T)
+            # (B, prompt + T), and without the prompts (B, T).
+            output = model.generate(**inputs, max_new_tokens=max_new_tokens, **decoding)
             completions = output[:, inputs["input_ids"].shape[1] :]
             texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
+            # The end token is another one than the padding, so it counts.
             lengths += (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
     model.train(was_training)
     rewards = list_sum_reward(texts, list(map(sum, problems)))
     numbers: dict[str, Any] = {"accuracy": statistics.fmean(rewards)}
-    for name, verdict in (("correct", 1.0), ("incorrect", 0.0)):
-        chosen = [length for length, reward in zip(lengths, rewards, strict=True) if reward == verdict]
-        numbers[f"length_{name}_mean"] = None
-        if chosen:
-            numbers[f"length_{name}_mean"] = statistics.fmean(chosen)
+    lengths_by_reward: dict[float, list[int]] = {1.0: [], 0.0: []}
+    for length, reward in zip(lengths, rewards, strict=True):
+        lengths_by_reward[reward].append(length)
+    for name, reward in (("correct", 1.0), ("incorrect", 0.0)):
+        chosen = lengths_by_reward[reward]
+        numbers[f"length_{name}_mean"] = statistics.fmean(chosen) if chosen else None
     numbers["length_mean"] = statistics.fmean(lengths)
     return numbers | step_numbers(problems, texts), texts
 
@@ -147,6 +152,7 @@ class DemoResult:
         """
         sampled, self.samples[stage] = evaluate(model, tokenizer, self.problems, sample=True)
         greedy, _ = evaluate(model, tokenizer, self.problems, sample=False)
+        # An objective of stock TRL has its place among the others of its kind.
         stages = self.numbers
         if stage not in stages:
             stages = stages["stock"]
@@ -160,12 +166,14 @@ class DemoResult:
         """Return a callback for a run that is compared: accuracy on the first held-out problems as it trains."""
 
         def measured(model: PreTrainedModel) -> float:
-            problems = self.problems[:PACE_PROBLEMS]
-            return evaluate(model, tokenizer, problems, sample=True)[0]["accuracy"]
+            numbers, _ = evaluate(model, tokenizer, self.problems[:PACE_PROBLEMS], sample=True)
+            return numbers["accuracy"]
 
         run: dict[str, list[float]] = {"seconds": [], "pass_rate": []}
         self.numbers["pace"][name] = run
-        return Pace(run, measured, max(1, self.numbers["settings"]["steps"] // PACE_EVALUATIONS))
+        # A short run is evaluated after every step.
+        every_steps = max(1, self.numbers["settings"]["steps"] // PACE_EVALUATIONS)
+        return Pace(run, measured, every_steps)
 
     def write(self) -> None:
         """Write every number so far; `made_by` marks the folder as a demo's."""
@@ -189,12 +197,15 @@ def prepare_output_dir(output_dir: Path) -> None:
     check_writable("output_dir", str(output_dir))
     check_output_folder("output_dir", str(output_dir), {})
     existing = [name for name in _DEMO_FILES if (output_dir / name).exists()]
+    # The mark is looked for in the text: a demo that was killed may have left no whole JSON.
     results = output_dir / RESULTS_FILE
-    if existing and not (results.is_file() and f'"made_by": "{MADE_BY}"'.encode() in results.read_bytes()):
+    mark = f'"made_by": "{MADE_BY}"'.encode()
+    if existing and not (results.is_file() and mark in results.read_bytes()):
         got = f"{output_dir}, which holds {', '.join(existing)}, not written by a demo"
         remedy = "Nothing was changed there. Choose another folder."
         raise InputError("output_dir", got, "a new or empty folder, or an earlier demo's", remedy)
     output_dir.mkdir(parents=True, exist_ok=True)
+    # Pictures and pages of an earlier demo would stand beside the numbers of this one, if it draws none.
     for name in (PLOT_FILE, REPORT_FILE, COMPARISON_FILE, PACE_FILE):
         (output_dir / name).unlink(missing_ok=True)
 
@@ -255,6 +266,7 @@ def before_after_table(result: DemoResult) -> Table:
     for measure, mode, key, is_share in rows:
         old = result.numbers["before"][mode][key]
         new = result.numbers["after"][mode][key]
+        # A model without a correct completion has no length of correct ones.
         change = ""
         if old is not None and new is not None:
             change = f"{new - old:+.1f}"
@@ -270,9 +282,14 @@ def objectives_table(result: DemoResult) -> Table:
     heads = ("sampled accuracy", "greedy accuracy", "tokens, correct", "tokens, incorrect")
     table = _table(title, "run", *heads)
     for name, numbers in {OURS: result.numbers["after"], **result.numbers["stock"]}.items():
-        accuracies = [_shown(numbers[mode]["accuracy"], True) for mode in ("sampled", "greedy")]
-        lengths = [_shown(numbers["sampled"][f"length_{kind}_mean"], False) for kind in ("correct", "incorrect")]
-        table.add_row(name, *accuracies, *lengths)
+        sampled = numbers["sampled"]
+        table.add_row(
+            name,
+            _shown(sampled["accuracy"], True),
+            _shown(numbers["greedy"]["accuracy"], True),
+            _shown(sampled["length_correct_mean"], False),
+            _shown(sampled["length_incorrect_mean"], False),
+        )
     return table
 
 
@@ -283,9 +300,7 @@ def pace_sentence(result: DemoResult) -> str:
     parts = []
     for name, run in runs.items():
         seconds = reached(run, goal)
-        pace = "never"
-        if seconds < math.inf:
-            pace = f"{seconds:.0f} s"
+        pace = f"{seconds:.0f} s" if seconds < math.inf else "never"
         parts.append(f"{name} {pace}")
     return f"CPU time to {goal:.0%} sampled accuracy, evaluations left out: {', '.join(parts)}."
 
@@ -311,17 +326,18 @@ def samples_table(result: DemoResult) -> Table:
     problems = result.problems[:_SAMPLES]
     stages = ("before", "after")
     sums = [sum(numbers) for numbers in problems]
-    verdicts = {stage: list_sum_reward(result.samples[stage][:_SAMPLES], sums) for stage in stages}
-    correct = ", ".join(f"{sum(verdicts[stage]):.0f} correct {stage}" for stage in stages)
-    table = Table(title=f"The first {len(problems)} held-out problems, sampled: {correct}", title_justify="left")
-    for name in ("prompt", *stages):
-        table.add_column(name)
+    verdicts = {}
+    counts = []
+    for stage in stages:
+        verdicts[stage] = list_sum_reward(result.samples[stage][:_SAMPLES], sums)
+        counts.append(f"{sum(verdicts[stage]):.0f} correct {stage}")
+    title = f"The first {len(problems)} held-out problems, sampled: {', '.join(counts)}"
+    table = Table("prompt", *stages, title=title, title_justify="left")
     for row, numbers in enumerate(problems):
         texts = ["+".join(map(str, numbers)) + f", is {sums[row]}"]
         for stage in stages:
-            verdict = "incorrect"
-            if verdicts[stage][row]:
-                verdict = "correct"
+            verdict = "correct" if verdicts[stage][row] else "incorrect"
             texts.append(f"{verdict}: {', '.join(result.samples[stage][row].split())}")
-        table.add_row(*map(Text, texts))  # `Text`, so that rich reads no markup in a completion
+        # As `Text`, in which rich reads no markup.
+        table.add_row(*map(Text, texts))
     return table

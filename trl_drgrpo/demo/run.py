@@ -50,10 +50,12 @@ from trl_drgrpo.features.diagnostics.progress import ProgressCallback, show_prog
 from trl_drgrpo.report import write_report
 from trl_drgrpo.trainer import DrGRPOTrainer
 
-_PROMPTS_PER_STEP = 8  # P
-_NUM_GENERATIONS = 8  # G
+# P and G.
+_PROMPTS_PER_STEP = 8
+_NUM_GENERATIONS = 8
 STEPS = 200
-PROCESS_STEPS = 60  # a step on long list sums takes twice as long
+# A step on long list sums takes twice as long.
+PROCESS_STEPS = 60
 
 
 def training_arguments(
@@ -133,7 +135,8 @@ def run_demo(
     output_dir = Path(output_dir)
     result = DemoResult(output_dir, make_problems(eval_size, "held_out", terms=terms), settings)
     prepare_output_dir(output_dir)
-    result.write()  # from here on the folder is recognisably a demo's
+    # From here on the folder is recognizably a demo's.
+    result.write()
     start = MODEL_DIR
     if process:
         console.print("learning from demonstrations of long list sums ...", highlight=False)
@@ -159,27 +162,33 @@ def run_demo(
         # Printed before anything is written: the disk may be full.
         console.print(f"after training: {accuracies}", highlight=False)
     finally:
-        model.config.use_cache = True  # the trainer turns it off for training
+        # Also of a run that was interrupted. The trainer has turned the cache off for training, and the tokenizer in
+        # use would remember where it came from.
+        model.config.use_cache = True
         model.save_pretrained(output_dir / MODEL_FOLDER)
-        build_tokenizer().save_pretrained(output_dir / MODEL_FOLDER)  # the one in use remembers where it came from
+        build_tokenizer().save_pretrained(output_dir / MODEL_FOLDER)
         result.write()
     write_report(output_dir, output_dir / REPORT_FILE)
     _draw(output_dir / PLOT_FILE, lambda path: write_report(output_dir, path, "png"), console)
 
+    # Other objectives get the same start and data. TRL logs completions as files, one per step: those of an earlier,
+    # longer demo would count as this one's.
     for objective in compare:
-        switches = ", ".join(f'{name}="{value}"' for name, value in STOCK_OBJECTIVES[objective].items())
+        objective_fields = STOCK_OBJECTIVES[objective]
+        switches = ", ".join(f'{name}="{value}"' for name, value in objective_fields.items())
         console.print(f"the same with stock TRL, GRPOConfig({switches}) ...", highlight=False, markup=False)
         folder = output_dir / objective
-        shutil.rmtree(folder / "completions", ignore_errors=True)  # an earlier, longer demo's
+        shutil.rmtree(folder / "completions", ignore_errors=True)
         logging = {"log_completions": True, "num_completions_to_print": 0}
-        args = training_arguments(folder, seed, steps, GRPOConfig, **STOCK_OBJECTIVES[objective], **logging)
+        args = training_arguments(folder, seed, steps, GRPOConfig, **objective_fields, **logging)
         tokenizer, model = _loaded(start)
         trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **common)
         trainer.add_callback(result.pace_of(objective, tokenizer))
         with result.timed(f"train_{objective}"):
             _train(trainer, console)
             accuracies = result.measure(objective, model, tokenizer)
-        trainer.save_state()  # what the report reads
+        # The report reads the state, and counts tokens by the tokenizer.
+        trainer.save_state()
         tokenizer.save_pretrained(folder)
         result.write()
         console.print(f"after training: {accuracies}", highlight=False)
@@ -187,7 +196,8 @@ def run_demo(
         folders = [output_dir, *(output_dir / objective for objective in compare)]
         write_report(folders, output_dir / COMPARISON_FILE)
         lines = {name: [run] for name, run in result.numbers["pace"].items()}
-        _draw(output_dir / PACE_FILE, lambda path: save_figure(draw_pace({"list sums": lines}, 7, 4.5), path), console)
+        panels = {"list sums": lines}
+        _draw(output_dir / PACE_FILE, lambda path: save_figure(draw_pace(panels, 7, 4.5), path), console)
     return result
 
 

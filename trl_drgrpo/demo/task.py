@@ -78,7 +78,9 @@ Split = Literal["train", "held_out"]
 
 MIN_TERMS = 3
 MAX_TERMS = 5
-_HELD_OUT_SHARE = 8  # one multiset of digits in eight is held out
+_TERMS = (MIN_TERMS, MAX_TERMS)
+# One multiset of digits in eight is held out.
+_HELD_OUT_SHARE = 8
 
 _ADDITION = re.compile(r"([0-9]{1,9})\+([0-9]{1,9})=([0-9]{1,9})")
 _BOXED = re.compile(r"\\boxed\{([0-9]+)\}")
@@ -113,9 +115,7 @@ def split_of(numbers: Sequence[int]) -> Split:
     return "train"
 
 
-def draw_problem(
-    rng: random.Random, split: Split = "train", terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
-) -> tuple[int, ...]:
+def draw_problem(rng: random.Random, split: Split = "train", terms: tuple[int, int] = _TERMS) -> tuple[int, ...]:
     """Draw one problem of a split: digits between 1 and 9.
 
     Args:
@@ -133,7 +133,7 @@ def draw_problem(
 
 
 def make_problems(
-    size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
+    size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = _TERMS
 ) -> list[tuple[int, ...]]:
     """Draw problems, with replacement.
 
@@ -185,9 +185,7 @@ def numbers_of(prompt: str | Sequence[dict[str, str]]) -> list[int]:
     return [int(term) for term in text.split("+")]
 
 
-def make_dataset(
-    size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = (MIN_TERMS, MAX_TERMS)
-) -> "Dataset":
+def make_dataset(size: int, split: Split = "train", seed: int = 0, terms: tuple[int, int] = _TERMS) -> "Dataset":
     """Make the task a dataset for `DrGRPOTrainer`.
 
     Args:
@@ -205,7 +203,7 @@ def make_dataset(
     from datasets import Dataset
 
     problems = make_problems(size, split, seed, terms)
-    answers = list(map(str, map(sum, problems)))
+    answers = [str(sum(numbers)) for numbers in problems]
     return Dataset.from_dict({"prompt": list(map(prompt_of, problems)), "answer": answers})
 
 
@@ -280,7 +278,7 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
 
     ```
     """
-    verdicts: list[bool] = []
+    verdicts = []
     total = numbers[0]
     used = 1
     previous = None
@@ -290,16 +288,19 @@ def check_steps(numbers: Sequence[int], text: str) -> list[bool]:
         is_check = line.startswith("ok ")
         addition = _ADDITION.fullmatch(line.removeprefix("ok "))
         boxed = _BOXED.fullmatch(line)
-        if closed:  # nothing may follow the boxed line
+        # Nothing may follow the boxed line.
+        if closed:
             pass
         elif addition:
             augend, term, result = map(int, addition.groups())
-            is_correct = augend + term == result
+            adds_up = augend + term == result
             if is_check:
-                is_correct = is_correct and (augend, term, result) == previous
+                is_correct = adds_up and (augend, term, result) == previous
             else:
-                is_correct = is_correct and used < len(numbers) and (augend, term) == (total, numbers[used])
-                total = result  # as written: a mistake is charged once
+                goes_on = used < len(numbers) and (augend, term) == (total, numbers[used])
+                is_correct = adds_up and goes_on
+                # The total as it was written: a mistake is charged once.
+                total = result
                 used += 1
                 previous = (augend, term, result)
         elif boxed:
@@ -320,11 +321,11 @@ def _same(digits: Sequence[str], number: int) -> bool:
 def _add_like_the_demonstrator(total: int, term: int, rng: random.Random) -> int:
     """Add two numbers: the first carry is dropped 1 time in 2, a later one 3 in 4; 3 in 100 others slip by one."""
     result = total + term
+    # One draw decides both, whether or not there is a carry.
     draw = rng.random()
-    dropped = 0.75
-    if total < 10:
-        dropped = 0.5
-    if result // 10 > total // 10 and draw < dropped:
+    dropped = 0.5 if total < 10 else 0.75
+    has_carry = result // 10 > total // 10
+    if has_carry and draw < dropped:
         return result - 10
     if draw > 0.97:
         return result + 1
@@ -353,7 +354,7 @@ def demonstrate(
     Returns:
         `str`: the completion, without an end token.
     """
-    lines: list[str] = []
+    lines = []
     total = numbers[0]
     mistaken = False
     for term in numbers[1:]:
@@ -361,8 +362,10 @@ def demonstrate(
         mistaken = mistaken or result != total + term
         equation = f"{total}+{term}={result}"
         lines.append(equation)
+        # `checks[False]` before the first mistake, `checks[True]` after it.
         if checks and rng.random() < checks[mistaken]:
             lines.append(f"ok {equation}")
+        # The total as it was written: mistakes are carried on.
         total = result
     return "\n".join([*lines, f"\\boxed{{{total}}}"])
 
@@ -399,6 +402,7 @@ def line_is_right(prompt: Any, previous_steps: Sequence[str], step: str) -> floa
     lines = list(filter(None, map(str.strip, text.split("\n"))))
     if not lines:
         return None
+    # A line is judged by those before it, so all are read again; the verdicts of this step are the last ones.
     verdicts = check_steps(numbers_of(prompt), _plain("".join(previous_steps)) + text)
     if not all(verdicts[-len(lines) :]):
         return 0.0
@@ -411,7 +415,7 @@ line_reward = step_verifier(line_is_right, name="line_reward")
 
 
 def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
-    r"""Statistics of completions' lines under process rewards.
+    r"""Return statistics of completions' lines under process rewards.
 
     Args:
         problems (`Sequence[Sequence[int]]`): The terms of each problem.
@@ -433,18 +437,24 @@ def step_numbers(problems: Sequence[Sequence[int]], texts: Sequence[str]) -> dic
 
     ```
     """
-    verdicts = [check_steps(numbers, text) for numbers, text in zip(problems, texts, strict=True)]
-    lines = list(filter(None, map(str.strip, "\n".join(texts).split("\n"))))
-    total = max(len(lines), 1)
+    correct = 0
+    repeated = 0
+    lines = 0
+    for numbers, text in zip(problems, texts, strict=True):
+        verdicts = check_steps(numbers, text)
+        lines += len(verdicts)
+        correct += sum(verdicts)
+        repeated += sum(line.strip().startswith("ok ") for line in text.split("\n"))
+    total = max(lines, 1)
     return {
-        "steps_mean": len(lines) / max(len(verdicts), 1),
-        "process_reward": sum(map(sum, verdicts)) / total,
-        "ok_steps_frac": sum(line.startswith("ok ") for line in lines) / total,
+        "steps_mean": lines / max(len(texts), 1),
+        "process_reward": correct / total,
+        "ok_steps_frac": repeated / total,
     }
 
 
 def _plain(text: str) -> str:
-    """A step's text without the special tokens, as in the completion that is judged as a whole."""
+    """Return a step's text without the special tokens, as in the completion that is judged as a whole."""
     for token in (IM_END, IM_START, PAD):
         text = text.replace(token, "")
     return text

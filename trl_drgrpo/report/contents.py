@@ -18,18 +18,21 @@ from trl_drgrpo.common import __version__
 from trl_drgrpo.evaluation.results import read_results
 from trl_drgrpo.evaluation.table import notes, table, title
 from trl_drgrpo.features.diagnostics.statistics import BUCKETS
-from trl_drgrpo.report.curves import Curve, axes_of, curves_of, ends_of, headline, mean, rounded, tenth_of
+from trl_drgrpo.report.curves import Curves, axes_of, curves_of, ends_of, headline, mean, rounded, tenth_of
 from trl_drgrpo.report.groups import group_json, sample_groups
 from trl_drgrpo.report.panels import BY_DIFFICULTY, Panel, difficulty_metric, other_metrics, panels_for
 from trl_drgrpo.report.records import number
 from trl_drgrpo.report.run_folders import LOG_FOLDER, Run
 
 FORMAT = 3
-COMPLETION_BYTES = 3_200_000  # of the page's five megabytes
-CURVE_POINTS = 40_000  # of all curves of all runs
+# Bytes of all completions, of the page's five megabytes.
+COMPLETION_BYTES = 3_200_000
+# Points of all curves of all runs.
+CURVE_POINTS = 40_000
 
 # Fields of a run that a report takes over.
 _SHOWN_AS_READ = ("name", "kind", "status", "facts", "formula", "objective", "right", "notes", "resumed_at")
+# Columns of the heat map at most, each a mean over several steps of a long run.
 _HEAT_COLUMNS = 100
 _GRADIENT_WEIGHT_KINDS = ("gradient_weight_frac", "gradient_weight_frac_grpo")
 
@@ -55,7 +58,8 @@ def without_folders(value: object) -> Any:
     ```
     """
     if isinstance(value, str):
-        if _A_PATH.match(value) and "\n" not in value and ": " not in value:  # a path as a whole may hold spaces
+        # A text that is a path as a whole may hold spaces, at which a path inside of a text would end.
+        if _A_PATH.match(value) and "\n" not in value and ": " not in value:
             return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
         return _FOLDERS.sub("", value)
     if isinstance(value, dict):
@@ -70,9 +74,14 @@ def shareable(run: Run) -> Run:
 
     Prompts and completions stay as the model read and wrote them.
     """
-    warnings = [replace(warning, message=without_folders(warning.message)) for warning in run.warnings]
-    names = ("facts", "formula", "objective", "settings", "right", "notes", "status")
-    return replace(run, warnings=warnings, **{name: without_folders(getattr(run, name)) for name in names})
+    fields: dict[str, Any] = {}
+    for name in ("facts", "formula", "objective", "settings", "right", "notes", "status"):
+        fields[name] = without_folders(getattr(run, name))
+    fields["warnings"] = []
+    for warning in run.warnings:
+        message = without_folders(warning.message)
+        fields["warnings"].append(replace(warning, message=message))
+    return replace(run, **fields)
 
 
 def shown_evaluations(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -108,7 +117,7 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         `other_metrics`: how the curves are drawn; `settings_table`, `final_table`: rows with one value per run,
         the latter over `window` steps.
     """
-    runs = [shareable(run) for run in runs]
+    runs = list(map(shareable, runs))
     trained = [curves_of(run.logged, "train") for run in runs]
     names = set(chain(*trained))
     panels = panels_for(names)
@@ -117,7 +126,8 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         num_curves = sum(map(len, trained))
         # A chart shows no more than 1,000 points; fewer than 60 would hide the course of a run.
         points = max(60, min(1000, CURVE_POINTS // max(1, num_curves)))
-    budget = COMPLETION_BYTES // len(runs)  # an equal part for each run, however long
+    # Each run gets an equal part, however long it is.
+    budget = COMPLETION_BYTES // len(runs)
     run_entries = []
     for run, curves in zip(runs, trained, strict=True):
         run_entries.append(_run(run, curves, points, budget, max_groups))
@@ -126,33 +136,36 @@ def report_contents(runs: Sequence[Run], max_groups: int | None = None, thin: bo
         "made_by": f"trl-drgrpo {__version__}",
         "made_at": int(time.time()),
         "buckets": list(BUCKETS),
-        "panels": [asdict(panel) for panel in panels],
+        "panels": list(map(asdict, panels)),
         "other_metrics": other_metrics(names, panels),
         "settings_table": settings_table(runs),
-        "window": tenth_of(curves.values() for curves in trained),
+        "window": tenth_of(map(dict.values, trained)),
         "final_table": final_table(panels, trained),
         "runs": run_entries,
     }
 
 
-def _run(
-    run: Run, curves: dict[str, Curve], points: int | None, budget: int, max_groups: int | None
-) -> dict[str, Any]:
+def _run(run: Run, curves: Curves, points: int | None, budget: int, max_groups: int | None) -> dict[str, Any]:
+    # Groups are counted after the sampling, which finds damaged ones.
     groups, text_limit = sample_groups(run.completions, budget, max_groups)
+    groups_total = 0
+    if run.completions:
+        groups_total = run.completions.groups
+    # Somebody may have edited an evaluation: the numbers of the log are shown without it.
     results = read_results(Path(run.path) / LOG_FOLDER / "evaluations")
     try:
         numbers = without_folders(headline(run, curves, results))
-    except (KeyError, TypeError, ValueError, AttributeError):  # somebody edited an evaluation
+    except (KeyError, TypeError, ValueError, AttributeError):
         numbers = headline(run, curves)
+    # By difficulty there is a chart of its own, made of curves that are not thinned.
     thinned = curves
     if points is not None:
         thinned = curves_of(run.logged, "train", points)
+    drawn = {}
+    for name, curve in thinned.items():
+        if not name.startswith(BY_DIFFICULTY):
+            drawn[name] = curve.as_json()
     evals = curves_of(run.logged, "eval", points)
-    # By difficulty there is a chart of its own, made of curves that are not thinned.
-    drawn = {name: curve.as_json() for name, curve in thinned.items() if not name.startswith(BY_DIFFICULTY)}
-    groups_total = 0
-    if run.completions:
-        groups_total = run.completions.groups  # asked after the sampling, which finds damaged ones
     return {
         **{field: getattr(run, field) for field in _SHOWN_AS_READ},
         "last_step": max((entry.step for entry in run.logged), default=0),
@@ -170,7 +183,7 @@ def _run(
     }
 
 
-def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
+def difficulty(curves: Curves) -> dict[str, Any] | None:
     """
     Compute the heat map of difficulty over time, and the gradient weight by difficulty; `None` if nothing was logged.
 
@@ -180,12 +193,18 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     thinned.
     """
 
-    def by_bucket(kind: str) -> dict[str, Curve]:
-        metrics = {bucket: difficulty_metric(kind, bucket) for bucket in BUCKETS}
-        return {bucket: curves[name] for bucket, name in metrics.items() if name in curves}
+    def by_bucket(kind: str) -> Curves:
+        curves_of_buckets = {}
+        for bucket in BUCKETS:
+            name = difficulty_metric(kind, bucket)
+            if name in curves:
+                curves_of_buckets[bucket] = curves[name]
+        return curves_of_buckets
 
     def means(kind: str, missing: float | None) -> dict[str, float | None]:
-        logged = {bucket: rounded(mean(curve.values), 4) for bucket, curve in by_bucket(kind).items()}
+        logged = {}
+        for bucket, curve in by_bucket(kind).items():
+            logged[bucket] = rounded(mean(curve.values), 4)
         if not logged:
             return {}
         return dict.fromkeys(BUCKETS, missing) | logged
@@ -200,7 +219,9 @@ def difficulty(curves: dict[str, Curve]) -> dict[str, Any] | None:
     groups: dict[str, list[float | None]] = {bucket: [None] * len(columns) for bucket in BUCKETS}
     for bucket, curve in shares.items():
         share_at = dict(zip(curve.steps, curve.values, strict=True))
-        groups[bucket] = [rounded(mean(list(map(share_at.get, column))), 3) for column in columns]
+        for position, column in enumerate(columns):
+            share = mean([share_at.get(step) for step in column])
+            groups[bucket][position] = rounded(share, 3)
     gradient_weights = {}
     for kind in _GRADIENT_WEIGHT_KINDS:
         weights = means(kind, 0.0)
@@ -222,40 +243,44 @@ def settings_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for part in ("facts", "objective", "settings"):
         fields_of_runs = [getattr(run, part) for run in runs]
-        for name in dict.fromkeys(chain(*fields_of_runs)):  # every name once, in the order of the runs
+        # Every name once, in the order of the runs.
+        for name in dict.fromkeys(chain(*fields_of_runs)):
             values = [fields.get(name) for fields in fields_of_runs]
+            # Values may be lists, which no set can hold.
             set_values = [value for value in values if value is not None]
             differs = any(value != set_values[0] for value in set_values)
             rows.append({"name": name, "part": part, "values": values, "differs": differs})
     return rows
 
 
-def final_table(panels: Sequence[Panel], trained: Sequence[dict[str, Curve]]) -> list[dict[str, Any]]:
+def final_table(panels: Sequence[Panel], trained: Sequence[Curves]) -> list[dict[str, Any]]:
     """List the first and last level of every curve of the panels: means over as many steps in all runs (`tenth_of`).
 
     Also its `end`, the last logged value; and `change`, the last level minus that of the first run. One per run;
     `None` where a run did not log it. `trained`: curves per run, not thinned.
     """
     rows = []
-    window = tenth_of(curves.values() for curves in trained)
+    window = tenth_of(map(dict.values, trained))
     for panel in panels:
         for line in panel.lines:
             name = panel.title
             if line.label:
                 name += f", {line.label}"
-            firsts: list[float | None] = []
-            lasts: list[float | None] = []
-            ends: list[float | None] = []
+            firsts = []
+            lasts = []
+            ends = []
             for curves in trained:
                 first = last = end = None
-                curve = next((curves[metric] for metric in line.metrics if metric in curves), None)
-                if curve is not None:
+                # The first name under which the run has logged it counts.
+                metrics = [metric for metric in line.metrics if metric in curves]
+                if metrics:
+                    curve = curves[metrics[0]]
                     first, last = map(number, ends_of(curve, window))
                     end = ends_of(curve, 1)[1]
                 firsts.append(rounded(first, 4))
                 lasts.append(last)
                 ends.append(rounded(end, 4))
-            # Before rounding: a difference of two rounded numbers would have no digits left.
+            # Changes come before rounding: a difference of two rounded numbers would have no digits left.
             changes: list[float | None] = [None] * len(lasts)
             for i, last in enumerate(lasts[1:], 1):
                 if last is not None and lasts[0] is not None:

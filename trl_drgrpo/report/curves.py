@@ -11,14 +11,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from trl_drgrpo.process_rewards.without_outcome import PROCESS_ONLY
 from trl_drgrpo.report.run_folders import Logged, Run
 
-_HOLE = 8  # a gap is so many times longer than the usual distance of two logged steps
-_ONCE = ("train_", "total_flos")  # written once, at the end of a run, so they make no curves
+# A gap is so many times longer than the usual distance of two logged steps.
+_HOLE = 8
+# Written once, at the end of a run, so they make no curves.
+_ONCE = ("train_", "total_flos")
 
 
 @dataclass
@@ -40,7 +42,11 @@ class Curve:
         return [self.steps, list(map(rounded, self.values))]
 
 
-def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> dict[str, Curve]:
+# By metric.
+Curves = dict[str, Curve]
+
+
+def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) -> Curves:
     """
     Return the curves of a run per metric, sorted, without metrics that have no value and those of a run's end.
 
@@ -48,7 +54,7 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     `"eval"`, whose prefix `eval_` is taken off. Means of equally many neighbors leave at most `points` points; the
     last logged value is a point of its own, so that a curve ends where its run did.
     """
-    values: dict[str, dict[int, float | None]] = defaultdict(dict)
+    values = defaultdict(dict)
     for entry in logged:
         if entry.mode != mode:
             continue
@@ -61,7 +67,7 @@ def curves_of(logged: Sequence[Logged], mode: str, points: int | None = None) ->
     curves = {}
     for name, value_at in sorted(values.items()):
         steps = sorted(value_at)
-        logged_values = [value_at[step] for step in steps]
+        logged_values = list(map(value_at.get, steps))
         if logged_values.count(None) < len(steps):
             curves[name] = _curve(steps, logged_values, points)
     return curves
@@ -73,10 +79,15 @@ def _curve(steps: list[int], values: list[float | None], points: int | None) -> 
     last = len(steps) - 1
     if points is not None and last >= points:
         size = math.ceil(last / max(1, points - 1))
-        starts = range(0, last, size)
+        thinned_steps = []
+        thinned_values = []
+        for start in range(0, last, size):
+            end = min(start + size, last)
+            thinned_steps.append(steps[end - 1])
+            thinned_values.append(mean(values[start:end]))
         # The newest value stands alone, since it is the one that is read.
-        values = [*(mean(values[start : min(start + size, last)]) for start in starts), values[last]]
-        steps = [*(steps[min(start + size, last) - 1] for start in starts), steps[last]]
+        steps = [*thinned_steps, steps[last]]
+        values = [*thinned_values, values[last]]
     distances = [after - before for before, after in pairwise(steps)]
     longest = 2
     if distances:
@@ -102,8 +113,8 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
         `dict`: `tokens` (read and generated, as TRL counts them) and `time` (seconds since the first entry), those
         that were logged.
     """
-    tokens: list[tuple[int, float]] = []
-    clocks: list[tuple[int, float]] = []
+    tokens = []
+    clocks = []
     for entry in logged:
         if entry.mode == "train":
             num_tokens = entry.metrics.get("num_tokens")
@@ -111,31 +122,50 @@ def axes_of(logged: Sequence[Logged], resumed_at: Sequence[int], points: int = 1
                 tokens.append((entry.step, num_tokens))
             if entry.time is not None:
                 clocks.append((entry.step, entry.time))
+    axes = {}
+    readings_by_name = {"tokens": tokens, "time": _without_pauses(clocks, resumed_at)}
+    for name, readings in readings_by_name.items():
+        steps = []
+        values = []
+        highest = -math.inf
+        for step, value in readings:
+            # A reading that falls, as of a counter that started anew, stays where the axis was.
+            highest = max(highest, value)
+            steps.append(step)
+            values.append(rounded(highest, 7))
+        if len(readings) > 1 and highest > readings[0][1]:
+            stride = math.ceil(len(values) / points)
+            axes[name] = [[*numbers[:-1:stride], numbers[-1]] for numbers in (steps, values)]
+    return axes
+
+
+def _without_pauses(clocks: Sequence[tuple[int, float]], resumed_at: Sequence[int]) -> list[tuple[int, float]]:
+    """Return step and seconds since the first entry, for entries of step and Unix time."""
     # Steps and seconds from one entry to the next; 0 seconds across a pause, or where the clock was put back.
     passed = []
+    paces = []
     for (step, start), (next_step, end) in pairwise(clocks):
+        steps = next_step - step
         seconds = max(0.0, end - start)
         if any(step <= resumed < next_step for resumed in resumed_at):
             seconds = 0.0
-        passed.append((next_step - step, seconds))
-    paces = [seconds / steps for steps, seconds in passed if steps and seconds]
+        passed.append((next_step, steps, seconds))
+        if steps and seconds:
+            paces.append(seconds / steps)
+    # Steps across a pause were trained, too: they count with the usual pace.
     pace = statistics.median(paces or [0.0])
-    seconds_passed = accumulate((seconds or pace * steps for steps, seconds in passed), initial=0.0)
-    times = [(step, total) for (step, _), total in zip(clocks, seconds_passed, strict=False)]  # none without a clock
-    axes = {}
-    for name, readings in (("tokens", tokens), ("time", times)):
-        steps = [step for step, _ in readings]
-        values = list(accumulate((value for _, value in readings), max))
-        if len(values) > 1 and values[-1] > values[0]:
-            stride = math.ceil(len(values) / points)
-            thinned = [*values[:-1:stride], values[-1]]
-            axes[name] = [[*steps[:-1:stride], steps[-1]], [rounded(value, 7) for value in thinned]]
-    return axes
+    total = 0.0
+    times = [(step, total) for step, _ in clocks[:1]]
+    for step, steps, seconds in passed:
+        total += seconds or pace * steps
+        times.append((step, total))
+    return times
 
 
 def known_points(curve: Curve) -> list[tuple[int, float]]:
     """Return the steps and values of a curve without its gaps."""
-    return [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
+    points = zip(curve.steps, curve.values, strict=True)
+    return [(step, value) for step, value in points if value is not None]
 
 
 def ends_of(curve: Curve, window: int) -> tuple[float, float]:
@@ -164,6 +194,7 @@ def tenth_of(runs: Iterable[Iterable[Curve]]) -> int:
     last_steps = []
     for curves in runs:
         steps = [curve.steps[-1] for curve in curves if known_points(curve)]
+        # A run without a value shortens no other.
         if steps:
             last_steps.append(max(steps))
     return max(1, min(last_steps, default=1) // 10)
@@ -198,19 +229,23 @@ def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, An
         where the training evaluated several splits, which TRL logs under one name.
     """
     number = _logged("Held-out accuracy", None, share=True)
+    # The newest evaluation of both models.
     for content in reversed(evaluations):
         data = content["dataset"]
-        rates = {model["role"]: model["pass_at"].get("1", {}).get("value") for model in content["models"]}
-        if data["split"] != "train" and None not in (rates.get("baseline"), rates.get("model")):
-            number |= {"first": rounded(rates["baseline"]), "last": rounded(rates["model"])}
-            number["origin"] = (
-                f"baseline and model on {data['name']}, split {data['split']}: {data['prompts']:,} prompts"
-            )
-            return number
+        rates = {}
+        for model in content["models"]:
+            rates[model["role"]] = model["pass_at"].get("1", {}).get("value")
+        first = rates.get("baseline")
+        last = rates.get("model")
+        if data["split"] != "train" and None not in (first, last):
+            origin = f"baseline and model on {data['name']}, split {data['split']}: {data['prompts']:,} prompts"
+            return number | {"first": rounded(first), "last": rounded(last), "origin": origin}
     # TRL logs every evaluation's runtime, with the name of its split where there are several.
     names = set()
     for entry in run.logged:
-        names.update(name for name in entry.metrics if re.fullmatch("eval_(.+_)?runtime", name))
+        for name in entry.metrics:
+            if re.fullmatch("eval_(.+_)?runtime", name):
+                names.add(name)
     curves = curves_of(run.logged, "eval")
     curve = curves.get("drgrpo/pass_rate")
     if curve is None and PROCESS_ONLY not in curves:
@@ -230,9 +265,7 @@ def held_out(run: Run, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, An
     }
 
 
-def headline(
-    run: Run, curves: dict[str, Curve], evaluations: Sequence[Mapping[str, Any]] = ()
-) -> list[dict[str, Any]]:
+def headline(run: Run, curves: Curves, evaluations: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """
     List held-out accuracy where it was measured, pass rate (without one: reward), mean length, live groups, speed and
     warnings of a run.
@@ -256,12 +289,14 @@ def headline(
     dead = curves.get("drgrpo/dead_groups_frac", curves.get("frac_reward_zero_std"))
     if dead is not None:
         live = Curve(dead.steps, [None if value is None else 1 - value for value in dead.values])
+    # The speed is one number for all steps.
     speed_curve = curves.get("time/tokens_per_s")
     speed = _logged("Speed", speed_curve, unit="tokens/s") | {"first": None, "last_tenth": None}
     if speed_curve is not None:
         speed["last"] = rounded(_over_time(speed_curve, curves))
+    # Plain TRL gives none of our warnings.
     warnings = _logged("Warnings", None)
-    if run.kind != "trl":  # plain TRL gives none of our warnings
+    if run.kind != "trl":
         warnings["last"] = len(run.warnings)
     numbers = [
         held_out(run, evaluations),
@@ -286,17 +321,21 @@ def _logged(name: str, curve: Curve | None, unit: str = "", share: bool = False)
         "last_tenth": None,
     }
     if curve is not None:
-        start, first = known_points(curve)[0]
-        end, last = known_points(curve)[-1]
+        points = known_points(curve)
+        start, first = points[0]
+        end, last = points[-1]
         last_tenth = ends_of(curve, tenth_of([[curve]]))[1]
-        number |= {"steps": [start, end], "first": rounded(first), "last": rounded(last)}
+        number["steps"] = [start, end]
+        number["first"] = rounded(first)
+        number["last"] = rounded(last)
         number["last_tenth"] = rounded(last_tenth)
     return number
 
 
-def _over_time(rates: Curve, curves: dict[str, Curve]) -> float | None:
+def _over_time(rates: Curve, curves: Curves) -> float | None:
     """Divide the work of all steps by their seconds: a mean of rates would count short steps like long ones."""
-    seconds: dict[int, float] = defaultdict(float)  # of one step, by the step at which they were logged
+    # Seconds of one step, by the step at which they were logged.
+    seconds = defaultdict(float)
     for name in ("time/generate_s", "time/score_s", "time/train_s"):
         if name in curves:
             for step, value in known_points(curves[name]):

@@ -25,9 +25,11 @@ from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.report.page import embedded
 from trl_drgrpo.report.records import Completions, Group, Row, Span
 
-TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)  # characters of a completion, tried in this order
+# Characters of a completion, tried in this order.
+TEXT_LIMITS = (40_000, 16_000, 6_000, 2_000, 600)
 ENOUGH_GROUPS = 60
-_EXTREMES = 24  # groups per kind of extreme
+# Groups per kind of extreme.
+_EXTREMES = 24
 
 
 def sample_groups(
@@ -40,24 +42,27 @@ def sample_groups(
     if completions is None:
         return [], TEXT_LIMITS[0]
     order = _order(completions)[:max_groups]
-    chosen: dict[int, Group] = {}
+    chosen = {}
     limit = 0
     for limit in TEXT_LIMITS:
         chosen = _fill(order, completions, budget, limit)
         if len(chosen) >= min(len(order), ENOUGH_GROUPS):
             break
+    # By step, and by number within a step, as sorting keeps the order of equals.
     groups = [chosen[number] for number in sorted(chosen)]
-    return sorted(groups, key=lambda group: group.step), limit  # stable: by number within a step
+    return sorted(groups, key=lambda group: group.step), limit
 
 
 def _order(completions: Completions) -> list[int]:
     """Return the numbers of the groups that can be shown, in the order in which they are tried."""
-    extremes = {number: _extremes(group) for number, group in completions.looked_at()}  # the newest first
+    # The newest first.
+    extremes = {number: _extremes(group) for number, group in completions.looked_at()}
     numbers = list(extremes)
     tops = []
     for kind in range(4):
-        ranked = sorted(((extremes[number][kind], number) for number in numbers), reverse=True)
-        tops.append([number for _, number in ranked[:_EXTREMES]])
+        # Of equal ones the newer, which has the larger number.
+        ranked = sorted(numbers, key=lambda number: (extremes[number][kind], number), reverse=True)
+        tops.append(ranked[:_EXTREMES])
     # The first of every kind, then the second of every kind, and so on.
     extreme_numbers = chain(*zip(*tops, strict=True))
     turns = zip_longest(numbers, spread(numbers), extreme_numbers)
@@ -81,20 +86,24 @@ def spread(items: Sequence[int]) -> list[int]:
     """
     # Positions in the order of their reversed bits: 0, 1/2, 1/4, 3/4, 1/8 and so on of the way.
     bits = max(1, (len(items) - 1).bit_length())
-    order = sorted(range(len(items)), key=lambda i: f"{i:0{bits}b}"[::-1])
-    return [items[position] for position in order]
+
+    def reversed_bits(position: int) -> str:
+        return f"{position:0{bits}b}"[::-1]
+
+    return [items[position] for position in sorted(range(len(items)), key=reversed_bits)]
 
 
 def _fill(order: Sequence[int], completions: Completions, budget: int, limit: int) -> dict[int, Group]:
     """Take groups in this order while they fit. Those that do not are passed over, until ten in a row do not fit."""
-    chosen: dict[int, Group] = {}
+    chosen = {}
     failed = 0
     for number in order:
         group = completions.load(number)
         if group is None:
             continue
         group = shortened(group, limit)
-        size = len(embedded(group_json(group)).encode())  # as it will stand in the page
+        # As it will stand in the page.
+        size = len(embedded(group_json(group)).encode())
         if size <= budget:
             budget -= size
             chosen[number] = group
@@ -151,14 +160,17 @@ def _extremes(group: Group) -> tuple[float, float, float, float]:
         failed += [row.reward, *row.rewards.values()].count(None)
         if row.reward is not None:
             rewards.append(row.reward)
-    return length, advantage, failed, -min(rewards, default=0.0)  # the largest of each kind is the extreme one
+    # The largest of each kind is the extreme one.
+    return length, advantage, failed, -min(rewards, default=0.0)
 
 
 def group_json(group: Group) -> dict[str, Any]:
     """Return plain JSON of a group. There are many spans, so they leave out defaults; `tree` where the group forks."""
-    value = vars(group) | {"rows": []}
+    rows = []
     for row in group.rows:
-        value["rows"].append(vars(row) | {"spans": list(map(_short, row.spans))})
+        spans = list(map(_short, row.spans))
+        rows.append(vars(row) | {"spans": spans})
+    value = vars(group) | {"rows": rows}
     if group.forks:
         value["tree"] = fork_tree(group)
     return value
@@ -178,8 +190,12 @@ def fork_tree(group: Group) -> list[dict[str, Any]]:
 
 def _siblings(rows: Sequence[Row], forks: Sequence[int], level: int, within: range) -> list[dict[str, Any]]:
     """Return the nodes of a level that go on from one place; `forks`: branches at the levels that are left."""
+    # With forks [2, 2] a node of the first level has 4 rows, and one of the second has 2.
     leaves = math.prod(forks)
-    return [_node(rows, forks, level, range(first, first + leaves)) for first in within[::leaves]]
+    nodes = []
+    for first in within[::leaves]:
+        nodes.append(_node(rows, forks, level, range(first, first + leaves)))
+    return nodes
 
 
 def _node(rows: Sequence[Row], forks: Sequence[int], level: int, leaves: range) -> dict[str, Any]:
@@ -189,13 +205,24 @@ def _node(rows: Sequence[Row], forks: Sequence[int], level: int, leaves: range) 
     is_cut = False
     for leaf in leaves:
         row = rows[leaf]
-        spans[leaf] = [span for span in row.spans if (span.level or 0) == level]
-        is_cut = is_cut or any((span.level or 0) > level for span in row.spans)
+        spans[leaf] = []
+        for span in row.spans:
+            span_level = span.level or 0
+            if span_level == level:
+                spans[leaf].append(span)
+            is_cut |= span_level > level
         if row.reward is not None:
             rewards.append(row.reward)
-    # A shared stretch is trained in one of its rows, whose spans carry the advantages; masked rows come next.
-    shown = max(leaves, key=lambda leaf: (any(not span.masked for span in spans[leaf]), bool(spans[leaf])))
-    advantages = [span.advantage for span in spans[shown] if span.advantage is not None and not span.masked]
+
+    def rank(leaf: int) -> tuple[bool, bool]:
+        # A shared stretch is trained in one of its rows, whose spans carry the advantages; masked rows come next.
+        return any(not span.masked for span in spans[leaf]), bool(spans[leaf])
+
+    shown = max(leaves, key=rank)
+    advantages = []
+    for span in spans[shown]:
+        if span.advantage is not None and not span.masked:
+            advantages.append(span.advantage)
     node: dict[str, Any] = {
         "level": level,
         "rows": [leaves.start, leaves.stop],
@@ -215,9 +242,13 @@ def _node(rows: Sequence[Row], forks: Sequence[int], level: int, leaves: range) 
 
 def _short(span: Span) -> dict[str, Any]:
     """Return the fields of a span that are not at their default."""
-    short = {name: value for name, value in vars(span).items() if value is not None and value is not False}
-    if span.advantage is not None:
-        short["advantage"] = float(f"{span.advantage:.6g}")
+    short = {}
+    for name, value in vars(span).items():
+        if name == "advantage" and value is not None:
+            value = float(f"{value:.6g}")
+        # By identity: a step 0 equals False, and is not left out.
+        if value is not None and value is not False:
+            short[name] = value
     return short
 
 

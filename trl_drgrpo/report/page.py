@@ -68,7 +68,8 @@ def visible(text: object) -> str:
     return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", str(text))
 
 
-_BEGINNING = 300  # characters of a completion in Markdown
+# Characters of a completion in Markdown.
+_BEGINNING = 300
 
 _STYLES = ("uplot/uPlot.min.css", "page.css", "completions.css", "group_widget.css")
 _SCRIPTS = (
@@ -96,7 +97,8 @@ def html_page(contents: dict[str, Any], version: str | None = None) -> str:
 
     # Hashed as they stand in their elements: the policy of the page admits these two texts and nothing else.
     style = _joined(_STYLES)
-    uplot_license = _joined(("uplot/LICENSE",))  # must go with copies of its code
+    # The license must go with copies of its code.
+    uplot_license = _joined(("uplot/LICENSE",))
     script = f'"use strict";\n/*\nuPlot: {uplot_license}*/\n{_joined(_SCRIPTS)}'
     data = {name: contents[name] for name in _PAGE_DATA}
     data["runs"] = []
@@ -119,9 +121,7 @@ def markdown_page(contents: dict[str, Any], plot: Path | None) -> str:
 
     `plot`: the picture in the same folder, `None` without matplotlib.
     """
-    name = ""
-    if plot:
-        name = plot.name
+    name = plot.name if plot else ""
     return _template("report.md.j2", keep_trailing_newline=True).render(**contents, plot=name)
 
 
@@ -150,7 +150,11 @@ def _beginning(spans: Sequence[dict[str, Any]], level: int | None = None, cut: i
 
     `cut`: characters that are left out already.
     """
-    text = "".join(span["text"] for span in spans if level is None or span.get("level", 0) == level)
+    # Spans leave out defaults: without a level they stand in front of every fork.
+    text = ""
+    for span in spans:
+        if level in (None, span.get("level", 0)):
+            text += span["text"]
     if len(text) + cut <= _BEGINNING:
         return text
     return f"{text[:_BEGINNING]} [...]"
@@ -227,19 +231,23 @@ def _draw_panel(axes: "Axes", panel: dict[str, Any], runs: list[dict[str, Any]])
     axes.tick_params(labelsize=8)
     for position, run in enumerate(runs):
         for number, line in enumerate(panel["lines"]):
-            curve = next((run["curves"][name] for name in line["metrics"] if name in run["curves"]), None)
-            if curve is None:
+            # The first name under which the run has logged it.
+            names = [name for name in line["metrics"] if name in run["curves"]]
+            if not names:
                 continue
-            steps, values = curve
-            if len(runs) > 1:  # a color per run, a dash per line
+            steps, values = run["curves"][names[0]]
+            # Several runs have a color per run and a dash per line. Of one run, correct and incorrect have the same
+            # color in every panel.
+            if len(runs) > 1:
                 color = COLORS[position % len(COLORS)]
                 dash = _DASHES[number % len(_DASHES)]
                 label = ", ".join(filter(None, (run["name"], line["label"])))
-            else:  # correct and incorrect have the same color in every panel
+            else:
                 color = ROLES.get(line["role"], COLORS[number % len(COLORS)])
                 dash = "-"
                 label = line["label"]
-            with_gaps = np.array(values, dtype=np.float64)  # None becomes NaN
+            # NumPy makes NaN of None, where matplotlib leaves a gap.
+            with_gaps = np.array(values, dtype=np.float64)
             draw_trend(axes, steps, with_gaps, smoothed(values), color, _plain(label) or None, dash)
         for warning in run["warnings"]:
             axes.axvline(warning["step"], color="#b3261e", linewidth=0.8, linestyle=(0, (4, 3)))

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from trl_drgrpo.features.diagnostics.statistics import QUARTERS
 
-BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")  # one chart of their own, in place of curves over steps
+# These have one chart of their own, in place of curves over steps.
+BY_DIFFICULTY = ("difficulty/", "sampling/keep_probability/")
 _ROLES = ("correct", "incorrect")
 
 
@@ -55,6 +56,7 @@ def _panel(
         metrics = {"": metrics}
     lines = []
     for label, names in metrics.items():
+        # "all correct" has the color of "correct".
         role = label.removeprefix("all ")
         if role not in _ROLES:
             role = ""
@@ -63,6 +65,7 @@ def _panel(
 
 
 _WEIGHT = "mean ratio to vLLM's probabilities"
+# In the order of the page. A panel that has nothing to draw is left out.
 PANELS = (
     _panel("Reward", "weighted sum", "reward"),
     _panel("Pass rate", "share of completions", "drgrpo/pass_rate", share=True),
@@ -172,33 +175,41 @@ def panels_for(metrics: Collection[str]) -> list[Panel]:
     """
     panels = []
     for panel in (*PANELS, *_reward_panels(metrics)):
-        lines = [line for line in panel.lines if any(name in metrics for name in line.metrics)]
-        if any(line.role for line in lines):
-            lines = [line for line in lines if line.role]
+        lines = [line for line in panel.lines if not set(line.metrics).isdisjoint(metrics)]
+        # "all" says nothing more beside "correct" and "incorrect".
+        lines = [line for line in lines if line.role] or lines
         if lines:
             panels.append(replace(panel, lines=tuple(lines)))
     return panels
 
 
 def _reward_panels(metrics: Collection[str]) -> list[Panel]:
-    panels = []
-    for kind, end, unit in (("process_rewards/", ", steps", "mean step reward"), ("rewards/", "", "mean reward")):
-        names = sorted(name for name in metrics if name.startswith(kind) and name.endswith("/mean"))
-        if kind == "rewards/" and len(names) == 1:  # its curve is that of the reward
+    of_steps = []
+    of_rewards = []
+    # Not by `_panel`, which would split a name with spaces.
+    for name in sorted(metrics):
+        kind, _, reward = name.partition("/")
+        if not name.endswith("/mean"):
             continue
-        for name in names:  # not by `_panel`, which would split a name with spaces
-            title = name.removeprefix(kind).removesuffix("/mean") + end
-            panels.append(Panel(title, unit, (Line("", (name,)),)))
-    return panels
+        title = reward.removesuffix("/mean")
+        lines = (Line("", (name,)),)
+        if kind == "process_rewards":
+            of_steps.append(Panel(f"{title}, steps", "mean step reward", lines))
+        elif kind == "rewards":
+            of_rewards.append(Panel(title, "mean reward", lines))
+    # A single reward's curve is that of the reward.
+    if len(of_rewards) == 1:
+        return of_steps
+    return of_steps + of_rewards
 
 
 def other_metrics(metrics: Collection[str], panels: Sequence[Panel]) -> list[str]:
     """Return the logged metrics that neither a panel nor the heat map draws, sorted."""
-    drawn = set()
+    undrawn = {name for name in metrics if not name.startswith(BY_DIFFICULTY)}
     for panel in panels:
         for line in panel.lines:
-            drawn.update(line.metrics)
-    return sorted(name for name in metrics if name not in drawn and not name.startswith(BY_DIFFICULTY))
+            undrawn.difference_update(line.metrics)
+    return sorted(undrawn)
 
 
 def difficulty_metric(kind: str, bucket: str) -> str:

@@ -176,6 +176,7 @@ def finish_group(group: Group) -> Group:
     rewards = [row.reward for row in group.rows if row.reward is not None]
     if group.baseline is None and rewards:
         group.baseline = statistics.fmean(rewards)
+    # A single reward has no deviation.
     if len(rewards) > 1:
         if group.std is None:
             group.std = statistics.stdev(rewards)
@@ -196,6 +197,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; `None` for anything else, also for nesting beyond the stack."""
+    # A crash may tear a character in two.
     with suppress(ValueError, RecursionError):
         value = json.loads(content.decode("utf-8", errors="replace"))
         if isinstance(value, dict):
@@ -270,7 +272,8 @@ class Starts:
         self.began: float | None = None
         self.resumed_at: list[int] = []
         for time, step in self._starts:
-            if step == 0 or self.began is None:  # started anew: nothing from before counts
+            # Started anew: nothing from before counts.
+            if step == 0 or self.began is None:
                 self.began = time
                 self.resumed_at = []
             else:
@@ -283,8 +286,10 @@ class Starts:
         return any(start > time and (began < step or began == 0) for start, began in self._starts)
 
 
-PARSED_BYTES = 120_000_000  # two to three seconds of parsing
-NEWEST = 100  # groups that are looked at whatever their size
+# Two to three seconds of parsing.
+PARSED_BYTES = 120_000_000
+# Groups that are looked at whatever their size.
+NEWEST = 100
 
 # The keys of a line in the order in which the run log writes them: the head is read without parsing the whole line.
 _HEAD = re.compile(rb'\s*\{"step":\s*(\d+),\s*"time":\s*(\d[\d.eE+-]*|null),\s*"mode":\s*"(\w+)",\s*"group":\s*(\d+)')
@@ -302,14 +307,15 @@ class RecordedCompletions:
     def __init__(self, path: Path, starts: Starts, parsed_bytes: int = PARSED_BYTES):
         self._lines = JsonLines(path)
         self._parsed_bytes = parsed_bytes
-        newest: dict[tuple[str, int, int], tuple[int, int]] = {}
+        newest = {}
         for offset, line in self._lines.raw():
             head = self._head(line)
             if head is None:
                 continue
             step, time, mode, group = head
             if not starts.superseded(step, time):
-                # The line that was written last counts, and at its own place in the order.
+                # The line that was written last counts, and at its own place in the order: a dictionary would keep
+                # the place of the first one.
                 newest.pop((mode, step, group), None)
                 newest[mode, step, group] = (offset, len(line))
         self._entries = list(newest.values())
@@ -333,6 +339,7 @@ class RecordedCompletions:
 
     def looked_at(self) -> Iterator[tuple[int, Group]]:
         """Yield number and content of the newest groups, then of others spread evenly, as `parsed_bytes` allows."""
+        # Every stride-th group, so that what is parsed has about `parsed_bytes`, from the newest on.
         total = sum(size for _, size in self._entries)
         stride = max(1, math.ceil(total / self._parsed_bytes))
         numbers = range(len(self._entries) - 1, -1, -1)
@@ -357,47 +364,52 @@ class RecordedCompletions:
         """Return step, time, mode and group of a line."""
         match = _HEAD.match(line)
         if match:
-            if not line.rstrip().endswith(b"}"):  # torn by a crash, or being written
+            # Torn by a crash, or being written.
+            if not line.rstrip().endswith(b"}"):
                 self._lines.unreadable += 1
                 return None
             step, time, mode, group = match.groups()
-            seconds = None
-            if time != b"null":
-                seconds = float(time)
+            seconds = None if time == b"null" else float(time)
             return int(step), seconds, mode.decode(), int(group)
-        value = self._lines.parse(line)  # keys in another order: another tool wrote it
-        if value is None:  # counted by `parse`
+        # Another tool wrote the keys in another order. A line that is no object is counted by `parse`.
+        value = self._lines.parse(line)
+        if value is None:
             return None
         step = whole(value.get("step"))
         if step is None:
             self._lines.unreadable += 1
             return None
-        return step, number(value.get("time")), text(value.get("mode", "train")), whole(value.get("group")) or 0
+        mode = text(value.get("mode", "train"))
+        return step, number(value.get("time")), mode, whole(value.get("group")) or 0
 
 
 def group_of(value: dict[str, Any]) -> Group:
     """Build a group from a line of `completions.jsonl`. Values of another type count as missing."""
-    rows = listed(value.get("rows"))
-    return finish_group(
-        Group(
-            step=whole(value.get("step")) or 0,
-            mode=text(value.get("mode", "train")),
-            index=whole(value.get("group")) or 0,
-            prompt=text(value.get("prompt", "")),
-            rows=list(map(_recorded_row, map(mapping, rows))),
-            baseline=number(value.get("baseline")),
-            std=number(value.get("std")),
-            columns={str(name): text(entry)[:500] for name, entry in mapping(value.get("columns")).items()},
-            forks=_forks(value.get("forks"), len(rows)),
-        )
+    rows = [_recorded_row(mapping(row)) for row in listed(value.get("rows"))]
+    columns = {}
+    for name, entry in mapping(value.get("columns")).items():
+        columns[str(name)] = text(entry)[:500]
+    group = Group(
+        step=whole(value.get("step")) or 0,
+        mode=text(value.get("mode", "train")),
+        index=whole(value.get("group")) or 0,
+        prompt=text(value.get("prompt", "")),
+        rows=rows,
+        baseline=number(value.get("baseline")),
+        std=number(value.get("std")),
+        columns=columns,
+        forks=_forks(value.get("forks"), len(rows)),
     )
+    return finish_group(group)
 
 
 def _forks(value: object, rows: int) -> list[int]:
     """Return the branches at each level, if complete trees of them are as many rows; else nothing."""
     branches_of_levels = listed(value)
+    # A place with a single branch is no fork.
     if not rows or any((whole(branches) or 0) < 2 for branches in branches_of_levels):
         return []
+    # With [2, 2] a parent has 4 completions, so that their number is a multiple of 4.
     if rows % math.prod(branches_of_levels):
         return []
     return branches_of_levels
@@ -405,20 +417,21 @@ def _forks(value: object, rows: int) -> list[int]:
 
 def _recorded_row(value: Mapping[str, Any]) -> Row:
     spans = []
-    for span in map(mapping, listed(value.get("spans"))):
-        spans.append(
-            Span(
-                text=text(span.get("text", "")),
-                advantage=number(span.get("advantage")),
-                step=whole(span.get("step")),
-                step_reward=number(span.get("step_reward")),
-                masked=span.get("masked") is True,
-                level=whole(span.get("level")),
-            )
+    for entry in listed(value.get("spans")):
+        fields = mapping(entry)
+        span = Span(
+            text=text(fields.get("text", "")),
+            advantage=number(fields.get("advantage")),
+            step=whole(fields.get("step")),
+            step_reward=number(fields.get("step_reward")),
+            masked=fields.get("masked") is True,
+            level=whole(fields.get("level")),
         )
+        spans.append(span)
+    rewards = mapping(value.get("rewards"))
     return Row(
         spans=spans,
-        rewards={str(name): number(reward) for name, reward in mapping(value.get("rewards")).items()},
+        rewards={str(name): number(reward) for name, reward in rewards.items()},
         reward=number(value.get("reward")),
         advantage=number(value.get("advantage")),
         length=whole(value.get("length")),
@@ -427,7 +440,8 @@ def _recorded_row(value: Mapping[str, Any]) -> Row:
     )
 
 
-LOOKED_AT_ROWS = 120_000  # of a longer run every second group is looked at, or every third
+# Of a run with more rows every second group is looked at, or every third.
+LOOKED_AT_ROWS = 120_000
 
 _FIXED = ("prompt", "completion", *TABLE_COLUMNS)
 
@@ -461,11 +475,13 @@ class SavedCompletions:
             except (InputError, KeyError):
                 unreadable += 1
                 continue
-            if not rows or rows == last_rows:  # logged again while the same generations were still trained on
+            # TRL logs the same generations again while they are still trained on.
+            if not rows or rows == last_rows:
                 continue
             last_rows = rows
             self._rows += len(rows)
-            for index, _ in enumerate(_group_sizes([str(prompt) for prompt, _ in rows])):
+            prompts = [str(prompt) for prompt, _ in rows]
+            for index in range(len(_group_sizes(prompts))):
                 self._groups.append((path, index))
         if unreadable:
             self.notes.append(f"{unreadable} files of completions cannot be read (cut off?), left out.")
@@ -482,9 +498,10 @@ class SavedCompletions:
 
         files = self._folder.glob("**/tokenizer.json")
         for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+            # The library raises a bare Exception for a file that it cannot read.
             try:
                 return Tokenizer.from_file(str(path))
-            except Exception:  # the library raises bare Exception for a file it cannot read
+            except Exception:
                 continue
         return None
 
@@ -497,12 +514,14 @@ class SavedCompletions:
     def load(self, number: int) -> Group:
         """Read the group of that number."""
         path, index = self._groups[number]
-        if self._open is None or self._open[0] != path:  # groups of one file are usually read in a row
+        # Groups of one file are usually read in a row.
+        if self._open is None or self._open[0] != path:
             self._open = (path, self._read_groups(path))
         group = self._open[1][index]
         if self.tokenizer is not None and any(row.length is None for row in group.rows):
             # The end token is not in the saved text, so it is not counted either.
-            encoded = self.tokenizer.encode_batch([row.text for row in group.rows], add_special_tokens=False)
+            texts = [row.text for row in group.rows]
+            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
             for row, encoding in zip(group.rows, encoded, strict=True):
                 row.length = len(encoding.ids)
         for row in group.rows:
@@ -516,9 +535,10 @@ class SavedCompletions:
         groups = []
         start = 0
         for index, size in enumerate(_group_sizes(prompts)):
-            rows = [_row(row) for row in table[start : start + size]]
-            step = table[start].get("step")
-            groups.append(finish_group(Group(int(step or 0), "train", index, prompts[start], rows)))
+            rows = list(map(_row, table[start : start + size]))
+            step = int(table[start].get("step") or 0)
+            group = Group(step, "train", index, prompts[start], rows)
+            groups.append(finish_group(group))
             start += size
         return groups
 
@@ -557,6 +577,7 @@ def _row(row: dict[str, Any]) -> Row:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if name not in _FIXED and (value is None or is_number):
             rewards[name] = number(value)
+    # TRL does not save the weights: their sum stands for the weighted one.
     reward = None
     scored = [value for value in rewards.values() if value is not None]
     if scored:

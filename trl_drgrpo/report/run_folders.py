@@ -29,6 +29,8 @@ from trl_drgrpo.report import records
 from trl_drgrpo.report.records import listed, mapping, number, read_object, text, whole
 
 _FILES = (RUN, METRICS, COMPLETIONS, WARNINGS)
+# By name; None was logged as NaN.
+Metrics = dict[str, float | None]
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Logged:
 
     step: int
     mode: str
-    metrics: dict[str, float | None]
+    metrics: Metrics
     time: float | None = None
 
 
@@ -94,7 +96,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """
     if not folders:
         raise InputError("run_dirs", "no folder", "at least one", "Name the output_dir of a run.")
-    runs = [read_run(folder) for folder in folders]
+    runs = list(map(read_run, folders))
+    # `a/output` and `b/output` are told apart by the folder above, one run that was named twice by its place.
     if len({run.name for run in runs}) < len(runs):
         for run in runs:
             run.name = "/".join(Path(run.path).resolve().parts[-2:])
@@ -110,9 +113,7 @@ def read_run(folder: str | Path) -> Run:
     """Read one run from its `output_dir`, its `_drgrpo` folder, or one of its checkpoints. Errors: see `read_runs`."""
     folder = Path(folder)
     if not folder.is_dir():
-        got = "nothing there"
-        if folder.exists():
-            got = "a file"
+        got = "a file" if folder.exists() else "nothing there"
         raise InputError(str(folder), got, "the output folder of a run", "Give the run's output_dir.")
     log = folder
     if folder.name != LOG_FOLDER:
@@ -122,6 +123,7 @@ def read_run(folder: str | Path) -> Run:
     run = read_plain_run(folder)
     if run is not None:
         return run
+    # Neither: show what is there, with a slash behind folders.
     entries = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     got = "an empty folder"
     if entries:
@@ -135,19 +137,22 @@ def read_run(folder: str | Path) -> Run:
 
 def read_run_log(log: Path) -> Run:
     """Read the folder `<output_dir>/_drgrpo` that `DrGRPOTrainer` writes. Refuses a `run.json` of another format."""
-    notes: list[str] = []
+    notes = []
     about = _about(log / RUN, notes)
+    # What a later start did again does not count.
     start_entries = [entry for entry in listed(about.get("starts")) if isinstance(entry, dict)]
     times_and_steps = []
     for entry in start_entries:
-        times_and_steps.append((number(entry.get("time")) or 0.0, whole(entry.get("step")) or 0))
+        time = number(entry.get("time")) or 0.0
+        step = whole(entry.get("step")) or 0
+        times_and_steps.append((time, step))
     starts = records.Starts(times_and_steps)
     run = Run(
         name=log.resolve().parent.name,
         path=str(log.parent),
         kind="trl-drgrpo",
         facts=_facts(about, start_entries, starts.began),
-        formula=[text(line) for line in listed(about.get("formula")) if isinstance(line, str)],
+        formula=[line for line in listed(about.get("formula")) if isinstance(line, str)],
         objective=dict(mapping(about.get("objective"))),
         settings=dict(mapping(about.get("settings"))),
         right=dict(mapping(about.get("right"))) or None,
@@ -156,12 +161,16 @@ def read_run_log(log: Path) -> Run:
     )
     logged, superseded = _entries(log / METRICS, starts, notes)
     for step, line in logged:
-        metrics = {str(name): number(value) for name, value in mapping(line.get("logs")).items()}
-        run.logged.append(Logged(step, text(line.get("mode", "train")), metrics, number(line.get("time"))))
+        logs = mapping(line.get("logs"))
+        metrics = {str(name): number(value) for name, value in logs.items()}
+        mode = text(line.get("mode", "train"))
+        run.logged.append(Logged(step, mode, metrics, number(line.get("time"))))
     if superseded:
         notes.append(f"{superseded} logged entries were done again after a crash, or are an earlier run's: left out.")
-    for step, line in _entries(log / WARNINGS, starts, notes)[0]:
-        run.warnings.append(Warned(step, text(line.get("cause", "")), text(line.get("message", ""))))
+    warnings, _ = _entries(log / WARNINGS, starts, notes)
+    for step, line in warnings:
+        cause = text(line.get("cause", ""))
+        run.warnings.append(Warned(step, cause, text(line.get("message", ""))))
     completions = records.RecordedCompletions(log / COMPLETIONS, starts)
     _note_unreadable(completions.unreadable, COMPLETIONS, notes)
     if completions.groups:
@@ -187,9 +196,11 @@ def _about(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _facts(about: dict[str, Any], starts: list[dict[str, Any]], began: float | None) -> dict[str, str]:
     """Return the facts for the head of the report, in its order."""
-    latest: dict[str, Any] = {}
-    if starts:
-        latest = starts[-1]
+    # Device and versions are those of the last start.
+    latest: dict[str, Any] = starts[-1] if starts else {}
+    speed = {text(part): text(reason) for part, reason in mapping(about.get("speed")).items()}
+    versions = [f"{name} {version}" for name, version in mapping(latest.get("versions")).items()]
+    # In the order of the report; what is unknown is left out.
     facts = {
         "model": about.get("model"),
         "adapter": about.get("adapter"),
@@ -200,11 +211,15 @@ def _facts(about: dict[str, Any], starts: list[dict[str, Any]], began: float | N
         "max_steps": about.get("max_steps"),
         "device": latest.get("device"),
         "processes": latest.get("processes"),
-        "fast path": in_words({text(part): text(reason) for part, reason in mapping(about.get("speed")).items()}),
+        "fast path": in_words(speed),
         "started": _moment(began),
-        "versions": ", ".join(f"{name} {version}" for name, version in mapping(latest.get("versions")).items()),
+        "versions": ", ".join(versions),
     }
-    return {name: text(value) for name, value in facts.items() if value not in (None, "", {}, [])}
+    known_facts = {}
+    for name, value in facts.items():
+        if value not in (None, "", {}, []):
+            known_facts[name] = text(value)
+    return known_facts
 
 
 def _weighted(functions: Mapping[str, Any]) -> str:
@@ -247,6 +262,7 @@ def _status(about: dict[str, Any], logged: list[Logged]) -> str:
     times = [entry.time for entry in logged if entry.time is not None]
     if not times:
         return "no end recorded"
+    # The clock of another machine may go ahead of this one's.
     age = max(0.0, clock.time() - times[-1])
     since = f"{age / 3600:.0f} h"
     if age < 120:
@@ -263,6 +279,7 @@ def _entries(path: Path, starts: records.Starts, notes: list[str]) -> tuple[list
     superseded = 0
     for line in lines:
         step = whole(line.get("step"))
+        # An object without a step is no entry.
         if step is None:
             lines.unreadable += 1
         elif starts.superseded(step, number(line.get("time"))):
@@ -289,7 +306,8 @@ def read_plain_run(folder: Path) -> Run | None:
     The trainer state that got furthest counts, in the folder or in one of its checkpoints. Such a run has no objective
     and no settings.
     """
-    paths = list(filter(Path.is_file, (folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}"))))
+    paths = [folder / STATE_FILE, *folder.glob(f"checkpoint-*/{STATE_FILE}")]
+    paths = list(filter(Path.is_file, paths))
     if not paths and not any((folder / "completions").glob("completions_*.parquet")):
         return None
     run = Run(name=folder.resolve().name, path=str(folder), kind="trl")
@@ -309,6 +327,7 @@ def read_plain_run(folder: Path) -> Run | None:
     name = max(states, key=lambda candidate: states[candidate]["global_step"], default="")
     state = states.get(name, {})
     run.logged = list(filter(None, map(_logged, state.get("log_history") or [])))
+    # Metrics of ours, computed from completions. They exist only where rewards say which answers are correct.
     completions = records.SavedCompletions(folder)
     if completions.groups:
         run.completions = completions
@@ -335,17 +354,24 @@ def _logged(line: object) -> Logged | None:
     step = whole(entry.get("step"))
     if step is None:
         return None
-    metrics = {str(name): number(value) for name, value in entry.items() if name not in _NOT_METRICS}
+    metrics = {}
     mode = "train"
-    if any(name.startswith("eval_") for name in metrics):
-        mode = "eval"
+    for name, value in entry.items():
+        if name in _NOT_METRICS:
+            continue
+        metrics[str(name)] = number(value)
+        # Plain TRL does not write the mode down; metrics of an evaluation have a prefix.
+        if str(name).startswith("eval_"):
+            mode = "eval"
     return Logged(step, mode, metrics)
 
 
-def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -> list[Logged]:
+def _merged(logged: list[Logged], derived: dict[int, Metrics]) -> list[Logged]:
     """Put derived metrics into the log: into their step's first entry, or into a new one. Logged values win."""
-    # Reversed, so that of several entries of a step the first one is kept.
-    first_entries = {entry.step: entry for entry in reversed(logged) if entry.mode == "train"}
+    first_entries = {}
+    for entry in logged:
+        if entry.mode == "train":
+            first_entries.setdefault(entry.step, entry)
     for step, metrics in derived.items():
         entry = first_entries.get(step)
         if entry is None:
@@ -355,12 +381,12 @@ def _merged(logged: list[Logged], derived: dict[int, dict[str, float | None]]) -
     return sorted(logged, key=lambda entry: entry.step)
 
 
-def derived_metrics(completions: records.SavedCompletions) -> tuple[dict[int, dict[str, float | None]], list[str]]:
+def derived_metrics(completions: records.SavedCompletions) -> tuple[dict[int, Metrics], list[str]]:
     """Compute metrics per logged step of a run of plain TRL, with notes on their origin.
 
     Where a reward is neither 0 nor 1, return no metrics, and the reason as a note.
     """
-    batches: dict[int, list[records.Group]] = defaultdict(list)
+    batches = defaultdict(list)
     several_rewards = False
     has_lengths = False
     for _, group in completions.looked_at():
@@ -386,14 +412,15 @@ _DERIVED = ("drgrpo/pass_rate", "drgrpo/all_", "difficulty/")
 _DERIVED_FROM_LENGTHS = ("completions/length_correct", "completions/length_incorrect")
 
 
-def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
+def batch_metrics(groups: Sequence[records.Group]) -> Metrics:
     """Return metrics of one batch whose rewards are 0 or 1 (`batch_statistics`), as far as they can be computed."""
-    sizes: list[int] = []
-    rewards: list[float] = []
-    lengths: list[int] = []
-    gradient_weights: list[float] = []
-    correct: list[bool | None] = []
+    sizes = []
+    rewards = []
+    lengths = []
+    gradient_weights = []
+    correct = []
     for group in groups:
+        # A group that nobody could judge says nothing.
         if all(row.reward is None for row in group.rows):
             continue
         sizes.append(len(group.rows))
@@ -407,10 +434,12 @@ def batch_metrics(groups: Sequence[records.Group]) -> dict[str, float | None]:
             else:
                 rewards.append(row.reward)
                 # Dr. GRPO would weigh each token of a row with |r - mean|.
-                gradient_weights.append(abs(row.reward - (group.baseline or 0.0)) * length)
+                advantage = row.reward - (group.baseline or 0.0)
+                gradient_weights.append(abs(advantage) * length)
                 correct.append(row.reward == 1)
     if not sizes:
         return {}
+    # Of truncation and equal texts nothing is known; metrics of them are left out below.
     batch = BatchRows(
         num_generations=max(sizes),
         sizes=sizes,

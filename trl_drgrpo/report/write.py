@@ -77,7 +77,8 @@ def write_report(
             report = markdown_page(contents, picture)
         else:
             report = html_page(contents)
-        write_whole(path, report)  # replaced whole, since the page may be open
+        # Replaced whole, since the page may be open.
+        write_whole(path, report)
     return path
 
 
@@ -122,7 +123,7 @@ class FollowServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, run_dirs: Sequence[str | Path], max_groups: int | None = None, port: int = 0):
-        self._folders = [Path(folder) for folder in run_dirs]
+        self._folders = list(map(Path, run_dirs))
         self._max_groups = max_groups
         self._lock = threading.Lock()
         self._version = ""
@@ -137,11 +138,14 @@ class FollowServer(ThreadingHTTPServer):
 
     def now(self) -> tuple[str, bytes]:
         """Return version and page. Two versions are the same if no file of the runs has changed."""
-        with self._lock:  # two open tabs must not read the runs twice at once
+        # Two open tabs must not read the runs twice at once.
+        with self._lock:
+            # States come before the contents: what is written while they are read makes another version next time.
             states = [tuple(file_states(folder, _READ)) for folder in self._folders]
             version = f'"{hash(tuple(states)):x}"'
             if version != self._version:
-                page = html_page(report_contents(read_runs(self._folders), self._max_groups), version)
+                contents = report_contents(read_runs(self._folders), self._max_groups)
+                page = html_page(contents, version)
                 self._version = version
                 self._page = page.encode("utf-8", errors="backslashreplace")
             return self._version, self._page
@@ -160,15 +164,17 @@ class FollowServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = cast(FollowServer, self.server)
-        host = self.headers.get("Host", "").rsplit(":", 1)[0]  # any port: `ssh -L` forwards from another one
+        # Any port will do: `ssh -L` forwards from another one.
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]
         if host not in (HOST, "localhost"):
             self._answer(403, b"Only this machine is served.")
         elif self.path.split("?")[0] != "/":
             self._answer(404, b"There is only one page, /.")
         else:
+            # The folder may have been deleted or replaced meanwhile.
             try:
                 version, page = server.now()
-            except InputError as error:  # the folder was deleted or replaced meanwhile
+            except InputError as error:
                 self._answer(503, str(error).encode("utf-8", errors="backslashreplace"))
                 return
             if self.headers.get("If-None-Match") == version:
@@ -177,14 +183,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, page, version)
 
     def _answer(self, status: int, body: bytes, version: str | None = None) -> None:
-        kind = "plain"
-        if status == 200:
-            kind = "html"
+        kind = "html" if status == 200 else "plain"
         self.send_response(status)
         self.send_header("Content-Type", f"text/{kind}; charset=utf-8")
+        # 304, "not modified", has no body, and would claim the page to be empty.
         if status != 304:
             self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")  # completions stay out of the browser's disk cache
+        # Completions stay out of the browser's disk cache.
+        self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         if version is not None:
             self.send_header("ETag", version)
