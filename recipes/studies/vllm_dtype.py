@@ -130,7 +130,7 @@ def draw(results: Results) -> Any:
     figure, (axes,) = new_figure(1, 1, 6, 3.2)
     for row in results["runs"]:
         color = COLORS[list(ENGINES).index(row["engine"])]
-        label = f"engine in {row['engine']}" if row["seed"] == 0 else None
+        label = ENGINES[row["engine"]].replace("`", "") if row["seed"] == 0 else None
         axes.semilogy(range(1, 1 + len(row["mean"])), row["mean"], color=color, label=label)
     axes.set(xlabel="step", ylabel="log-probabilities apart, nats")
     axes.legend(frameon=False)

@@ -25,6 +25,7 @@ import search
 import tabular
 import variance
 import verify
+import vllm_dtype
 from frame import interval
 
 from trl_drgrpo.check.bias import OBJECTIVES
@@ -37,7 +38,19 @@ BIASES = (tabular, guessing, arithmetic, verify)
 CHAT = (chat_model, chat_settings)
 STUDIES = {
     module.__name__: module.STUDY
-    for module in (*BIASES, credit, dynamic_sampling, search, forks, probe, variance, pace, high_rate, *CHAT)
+    for module in (
+        *BIASES,
+        credit,
+        dynamic_sampling,
+        search,
+        forks,
+        probe,
+        variance,
+        pace,
+        high_rate,
+        vllm_dtype,
+        *CHAT,
+    )
 }
 NAMES = [module.__name__ for module in BIASES]
 
@@ -205,8 +218,8 @@ def test_the_evidence_shows_what_a_gpu_has_said():
         assert table in page
     assert gpu_learning.table(read("gpu_learning")) in page
     (ours,) = [line for call in read("rival")["calls"] for line in call["lines"] if "step_s" in line]
-    told = f"{ours['step_s']:.1f} s a step (generation {ours['generation_s']:.1f} s, {ours['generated_per_s']:,.0f} tokens/s)"
-    assert told in " ".join(page.split())
+    generation = f"generation {ours['generation_s']:.1f} s, {ours['generated_per_s']:,.0f} tokens/s"
+    assert f"{ours['step_s']:.1f} s a step ({generation})" in " ".join(page.split())
 
 
 def test_the_picture_of_the_fast_path_is_drawn_from_the_guide(tmp_path):

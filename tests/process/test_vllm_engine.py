@@ -21,7 +21,7 @@ from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from runs import build, length_reward, logged, short_run, step_reward, train, weights  # noqa: E402
 from tiny import save_tiny  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: E402
 from vllm_cpu import (  # noqa: E402
     COLOCATE,
     ENGINE,
@@ -34,8 +34,6 @@ from vllm_cpu import (  # noqa: E402
 from trl_drgrpo import DrGRPOTrainer, lora_preset  # noqa: E402
 from trl_drgrpo.cli.main import main  # noqa: E402
 from trl_drgrpo.common.errors import InputError  # noqa: E402
-from trl_drgrpo.demo.larger import make_larger_dataset  # noqa: E402
-from trl_drgrpo.demo.smollm2 import smollm2_folder  # noqa: E402
 from trl_drgrpo.upstream.vllm_adapters import VLLMSync  # noqa: E402
 
 pytestmark = pytest.mark.vllm
@@ -214,18 +212,13 @@ def test_a_multimodal_checkpoint_is_used_for_text(model_type, kind, run, tokeniz
 @pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 0, 1e-4), ("auto", 1e-3, 0.5)])
 def test_a_pretrained_model_in_float32_needs_an_engine_in_float32(dtype, least, most, tmp_path, monkeypatch):
     """By itself vLLM computes in bfloat16 with a checkpoint in float32."""
-    monkeypatch.setitem(ENGINE, "dtype", dtype)
-    folder = smollm2_folder()
-    values = {**short_run(tmp_path / "run"), "max_steps": 2, "learning_rate": 3e-4, **COLOCATE}
-    questions = make_larger_dataset(8)
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    adapter = lora_preset("lora")
-    trainer = train(DrGRPOTrainer, values, questions, tokenizer, length_reward, loaded, peft_config=adapter)
-    note(f"colocate | adapter, SmolLM2-135M, engine in {dtype}", trainer)
-    assert moved(trainer)
-    assert least <= min(logged(trainer, f"{GAP}/mean"))
-    assert max(logged(trainer, f"{GAP}/mean")) < most
+    import vllm_dtype
+
+    monkeypatch.setitem(ENGINE, "dtype", dtype)  # which the study changes
+    settings = {**vllm_dtype.SETTINGS, **vllm_dtype.QUICK, "steps": 2, "num_generations": 8}
+    (row,) = vllm_dtype.train(settings, tmp_path, seed=0, dtype=dtype)
+    assert least <= min(row["mean"])
+    assert max(row["mean"]) < most
 
 
 # A server
