@@ -59,7 +59,7 @@ class Composed:
         self.logged: set[str] = set()  # columns that a part gave to `log_extra`
         if columns is None:
             columns = list(chain.from_iterable(map(required, reward_funcs)))
-        self.__signature__ = signature_of(columns)
+        self.__signature__ = signature_of(columns)  # from which `check_columns` reads what a call needs
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         return at_once(self.rule(self, {"completions": completions, **kwargs}))  # pyright: ignore[reportArgumentType]
@@ -130,6 +130,7 @@ class AsyncComposed(Composed):
         try:
             if is_async(function):
                 return await function(*args, **kwargs)
+            # A grader that computes in the event loop would keep a judge's requests waiting.
             return await asyncio.to_thread(function, *args, **kwargs)
         except SystemExit as error:  # it would end the event loop and not just this reward
             field = f"reward function '{reward_name(function)}'"
@@ -156,6 +157,7 @@ def _part(reward: object, field: str) -> Callable:
     """Return the reward that an option `field` stands for. Refuses a model, and anything that is no reward."""
     if isinstance(reward, (str, Mapping)):
         reward = resolve_reward(reward, field)
+    # `state_dict`: a model. TRL gives it tokens of its own tokenizer, which no rule here has.
     if not callable(reward) or inspect.isclass(reward) or hasattr(reward, "state_dict"):
         got = f"the class or model {reward_name(reward)}" if callable(reward) else repr(reward)
         remedy = "List a reward model in reward_funcs itself instead."
@@ -271,19 +273,22 @@ async def _weighted_sum(
         reward.log(kwargs, part_name, rewards)
     sums: Rewards = []
     for row in zip(*rewards_per_part, strict=True):
-        present = [weight * part for weight, part in zip(weights, row, strict=True) if part is not None]
-        has_gap = len(present) < len(row)
+        terms = []
+        for weight, part in zip(weights, row, strict=True):
+            if part is not None:
+                terms.append(weight * part)
         total = None
-        if present and (skips_none or not has_gap):
+        if terms and (skips_none or len(terms) == len(row)):
             try:
-                total = math.fsum(present)  # exact: the order of the parts does not matter
+                total = math.fsum(terms)  # exact: the order of the parts does not matter
             except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
                 total = math.inf
         sums.append(total)
-    return validate_rewards(sums, len(sums), reward.__name__)
+    return validate_rewards(sums, len(sums), reward.__name__)  # refuses infinity, as of any reward
 
 
 async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
+    # The gate first and alone: the reward behind it may be expensive, and is asked for the rows that passed.
     inner, gate = reward.reward_funcs
     [gates] = await reward.scored(kwargs, gate)
     rewards: Rewards = [None] * len(gates)
@@ -326,6 +331,7 @@ def _named_parts(parts: object) -> list[tuple[str, Callable, float]]:
         raise InputError("parts", repr(parts), "pairs of a reward function and a weight", remedy)
     rewards = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(weighted_rewards)]
     names = list(parts) if isinstance(parts, Mapping) else list(map(reward_name, rewards))
+    # Each part logs its mean under its name, so names must differ.
     repeated = sorted(name for name in names if names.count(name) > 1)
     if repeated:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."

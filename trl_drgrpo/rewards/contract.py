@@ -77,6 +77,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     """
     guard = Guard(reward_func, on_error == "raise", name or reward_name(reward_func))
 
+    # TRL asks `inspect.iscoroutinefunction` how to call it, so the wrapper is of the kind of the function inside.
     async def scored_later(*args, **kwargs):
         return await guard.rewards(args, kwargs)
 
@@ -126,6 +127,7 @@ class Guard:
                 logged.add(metric)
                 log_number(log_metric, metric, value)
 
+            # A wrapper: a value that is no number must not end the run, and the names logged are needed below.
             kwargs["log_metric"] = log
         log_extra = kwargs.get("log_extra")
         if log_extra is not None:
@@ -139,6 +141,7 @@ class Guard:
             rewards = validate_rewards(output, len(rows), self.name)
         except (Exception, SystemExit) as error:  # a grader may call sys.exit(); KeyboardInterrupt is the user's
             failure = error
+        # Behind the `except`, so that the error of `settle` has one cause and no "during handling of" beside it.
         if failure is not None:
             self.settle(failure, self._hint(failure, rows))
         elif rows and not self.has_compared:
@@ -168,6 +171,7 @@ class Guard:
         completions = kwargs.get("completions", ())
         if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
             return
+        # Equal texts deserve equal rewards, and functions of this package read both forms.
         if len(set(map(completion_text, completions))) < 2 or not users_own(self.reward_func):
             return
         silent = {key: unheard for key in ("log_metric", "log_extra") if key in kwargs}
@@ -183,7 +187,7 @@ class Guard:
     def settle(self, error: Exception | SystemExit, hint: str = "") -> None:
         """Raise the failure of a call, or log the first one. `hint` is the remedy, if one is known."""
         if self.raises:
-            if isinstance(error, RewardError):
+            if isinstance(error, RewardError):  # it names the function already
                 raise error from error.__cause__
             remedy = hint or to_fix(error)
             raise RewardError(f"{self.kind} '{self.name}'", told(error), self.expected, remedy) from error
@@ -261,16 +265,17 @@ def log_column(log_extra: Callable[[str, list[Any]], None], rows: int, column: s
     log_extra(str(column), values)
 
 
-@functools.cache
+@functools.cache  # so that each warning comes once
 def _warn_unlogged(name: str, expected: str, got: str, reason: str) -> None:
     logger.warning("log of %r: got %s; expected %s (%s). It is left out.", name, got, expected, reason)
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that waits for nothing, as everything that it calls is synchronous."""
+    # Without an event loop: `asyncio.run` fails where one runs already, as in a notebook.
     try:
         work.send(None)
-    except StopIteration as done:
+    except StopIteration as done:  # a coroutine returns by this exception
         return done.value
     raise RuntimeError("a synchronous reward waits for something")
 
@@ -328,8 +333,9 @@ class Limits:
 
 def available_workers() -> int:
     """Return the cores that this process may use, divided by the trainer processes here, at least 1."""
+    # The affinity, not the count: a job of a cluster sees all cores of its machine and may use some.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun and accelerate
     processes = int(local_world_size) if local_world_size.isdigit() else 1
     return max(1, cores // max(1, processes))
 
@@ -427,7 +433,7 @@ def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     expected = "a finite number, or None for what it cannot score"
     if isinstance(reward, Decimal) and reward.is_snan():
         reward = math.nan  # a float cannot be made of it
-    if not isinstance(reward, (numbers.Real, Decimal)):
+    if not isinstance(reward, (numbers.Real, Decimal)):  # `Decimal` is not registered as a real number
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
         raise RewardError(field, got.rstrip(), expected, "Convert it to a float.")
     try:
@@ -436,7 +442,7 @@ def reward_number(reward: Any, field: str, where: str = "") -> float | None:
         number = math.inf
     if math.isinf(number):
         raise RewardError(field, f"{shortened(reward)} {where}".rstrip(), expected, "Clip it, or return None.")
-    if math.isnan(number):
+    if math.isnan(number):  # TRL turns `None` into NaN, so a function may have learned to return it
         _warn_of_nan(field)
         return None
     return number
@@ -452,6 +458,7 @@ def to_fix(error: BaseException, option: str | None = "on_reward_error", what: s
     traceback is with the `RewardError`'s cause: a program that catches and prints that error shows none."""
     all_frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    # The first file outside of libraries is the user's. Its last line is where the user can do something.
     frames_of_file = [frame for frame in frames if frame.filename == frames[0].filename]
     place = ""
     if frames_of_file:

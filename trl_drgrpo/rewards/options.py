@@ -38,12 +38,13 @@ def _described(value: object, levels: int) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
+        # `https://user:password@host` must not be written into a checkpoint; a checksum still tells two apart.
         if len(value) > _LONGEST or ("://" in value and "@" in value):
             return f"text {zlib.crc32(value.encode(errors='replace')):08x}"
         return value
     if isinstance(value, Enum):
         return str(value.value)
-    if levels == 0:
+    if levels == 0:  # deeper than any option, or an object that holds itself
         return type(value).__name__
     if isinstance(value, (list, tuple, set, frozenset)):
         items = list(value)
@@ -74,6 +75,7 @@ def _described_object(value: object, levels: int) -> Any:
     if inspect.ismethod(value):
         return _described_items({"function": value.__func__, "owner": value.__self__}, levels)
     if inspect.isfunction(value):
+        # A factory such as TRL's `get_cosine_scaled_reward` keeps its options in the closure of what it returns.
         closed_over = inspect.getclosurevars(value).nonlocals
         name = value.__qualname__.rpartition(".")[2]
         if not closed_over:
@@ -82,7 +84,10 @@ def _described_object(value: object, levels: int) -> Any:
     # A model or a client is named by its type: its attributes are no options.
     if type(value).__module__.partition(".")[0] in ("torch", "transformers", "datasets", "inspect"):
         return getattr(getattr(value, "config", None), "_name_or_path", "") or type(value).__name__
-    attributes = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    attributes = {}
+    for name, item in getattr(value, "__dict__", {}).items():
+        if not name.startswith("_"):
+            attributes[name] = item
     return {"kind": type(value).__name__, **_described_items(attributes, levels)}
 
 

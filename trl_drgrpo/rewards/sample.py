@@ -72,12 +72,13 @@ def last_boxed(text: str) -> str | None:
 
     ```
     """
+    # One pass with a stack. A search for each box's own end would be quadratic in boxes that stay open.
     opened: list[int | None] = []  # where the content of a box starts; None for a plain brace
     last = None
     for token in _BOX_TOKEN.finditer(text):
-        if token[1] is not None:
+        if token[1] is not None:  # \boxed 5
             last = slice(*token.span(1))
-        elif len(token[0]) > 2:
+        elif len(token[0]) > 2:  # \boxed{
             opened.append(token.end())
         elif token[0] == "{":
             opened.append(None)
@@ -105,11 +106,8 @@ def without_fonts(text: str) -> str:
 
     ```
     """
-    for _ in range(_MAX_FONTS):
-        inner = _FONT.sub(r"\1", text)
-        if inner == text:
-            break
-        text = inner
+    for _ in range(_MAX_FONTS):  # from the inside to the outside; what is nested deeper stays
+        text = _FONT.sub(r"\1", text)
     return _TYPESET_BLANK.sub(" ", text).strip()
 
 
@@ -159,6 +157,7 @@ class SampleReward:
         if not columns and getattr(self, "column", None) is not None:
             columns = (options.column,)
         settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
+        # By its class: `__init__` of the instance is the one that `dataclass` has made of the fields.
         SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
             if allowed is bool:
@@ -182,6 +181,7 @@ class SampleReward:
     def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         columns = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
         rewards: list[float | None] = []
+        # Rows that a look decides never reach a worker: of mathematical answers these are most.
         open_rows = []
         calls = []
         for row, completion in enumerate(completions):
@@ -220,8 +220,8 @@ def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str)
     if column not in kwargs:
         raise InputError(field, f"no column {column!r}", f"one value per completion ({count})", remedy)
     values = kwargs[column]
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != count:
-        size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+    size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+    if isinstance(values, (str, bytes, Mapping)) or not size or len(values) != count:
         got = f"a {type(values).__name__}{size} as column {column!r}"
         raise InputError(field, got, f"a list of {count} values, one per completion", remedy)
     return values

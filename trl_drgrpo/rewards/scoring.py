@@ -69,7 +69,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
 def check_completions(rows: Iterable[Row]) -> None:
     """Refuse a row without a prompt or a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
-        if {"mode", "group", "G", "rows"} <= row.keys():
+        if {"mode", "group", "G", "rows"} <= row.keys():  # `completions.jsonl`, which a run logs
             remedy = "Name the folder of the run instead: `--data <output_dir>`."
             got = "a run log, whose texts are cut into spans and hold special tokens"
             raise InputError(f"data, row {number}", got, "a prompt and a completion per row", remedy)
@@ -101,7 +101,7 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
             got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Pass the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
-        joined.append({**dataset_row, **row})
+        joined.append({**dataset_row, **row})  # the row's own values win
     return joined
 
 
@@ -112,6 +112,7 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
     if not file.is_file():
         raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
     rows: list[Row] = []
+    # Not `splitlines`: JSON strings may hold other line ends, such as U+2028.
     for number, line in enumerate(_text(file, field).split("\n"), start=1):
         if not line.strip():
             continue
@@ -272,30 +273,31 @@ def score_rows(
         logged: dict[str, list[float]] = {}
         begun = time.perf_counter()
         try:
+            # A grader that changes the folder would have this command write its results there.
             with working_directory_kept(f"reward {name}"):
                 output = awaited(reward_func(**_keywords(batch, logged)))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # any error of a user's function is a row of the table
-            if type(error) is InputError:
+            if type(error) is InputError:  # not a subclass: a `RewardError` tells of one row
                 raise
             rewards = [None] * len(batch)
-            reason = told(error)
-            scores.failures |= dict.fromkeys(range(start, start + len(batch)), reason)
+            scores.failures |= dict.fromkeys(range(start, start + len(batch)), told(error))
             if not speaks_for_itself(error):
                 scores.traceback = scores.traceback or traceback.format_exc()
         seconds = (time.perf_counter() - begun) / len(batch)
         scores.rewards += rewards
         scores.seconds += [seconds] * len(batch)
-        # A composition reports its parts' failures too: they may be of the same rows.
-        failed_fracs = [values[-1] for metric, values in logged.items() if metric.endswith("/failed_frac")]
-        failed_frac = max(failed_fracs, default=0.0)
+        # A composition reports its parts' failures too. They may be of the same rows, so the largest share counts.
+        failed_frac = 0.0
+        for metric, values in logged.items():
+            scores.metrics.setdefault(metric, []).extend(values)
+            if metric.endswith("/failed_frac"):
+                failed_frac = max(failed_frac, values[-1])
         if failed_frac > 0 and start not in scores.failures:
             if len(batch) == 1:
                 scores.failures[start] = _OWN_COUNT
             else:
                 scores.reported += failed_frac * len(batch)
-        for metric, values in logged.items():
-            scores.metrics.setdefault(metric, []).extend(values)
         if on_progress is not None:
             on_progress(start + len(batch))
     return scores
@@ -317,7 +319,7 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
     unscored = []
     for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True)):
         has_raised = scores.failures.get(index, _OWN_COUNT) != _OWN_COUNT
-        if reward is not None or has_raised:
+        if reward is not None or has_raised:  # of a call that raised, the error is told instead
             continue
         columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
         reason = ask(reward_func, "check_row", **columns)
@@ -346,10 +348,10 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
         rows = []
         for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
             if a is None or b is None:
-                differ = a is not b
+                differs = a is not b  # both None: they agree that nothing can be said
             else:
-                differ = abs(a - b) > tolerance
-            if differ:
+                differs = abs(a - b) > tolerance
+            if differs:
                 rows.append(number)
         comparisons.append({"first": first, "second": second, "count": len(rows), "rows": rows})
     return comparisons

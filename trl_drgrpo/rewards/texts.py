@@ -75,8 +75,8 @@ def in_other_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """
     form = "text" if are_messages(kwargs["completions"]) else "messages"
     converted = {**kwargs, **in_form(kwargs, form)}
-    converted.pop("log_metric", None)
-    converted.pop("log_extra", None)
+    for logger in ("log_metric", "log_extra"):
+        converted.pop(logger, None)
     return converted
 
 
@@ -139,7 +139,10 @@ def prompt_key(prompt: object) -> str:
                 message = {**message, "content": content_text(message.get("content"))}
             messages.append(message)
         prompt = messages
-    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+    text = prompt
+    if not isinstance(text, str):
+        text = json.dumps(_without_nulls(text), sort_keys=True, default=str)
+    # A text may hold lone surrogates, which strict UTF-8 refuses.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -50,18 +50,18 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     has_messages = are_messages(kwargs["completions"])
     note = form_note(kwargs["completions"])
     rewards, error = _called(reward_func, kwargs, name)
-    if error is None and len(set(rewards)) > 1:
+    if len(set(rewards)) > 1:  # it tells the samples apart, so it reads them
         return
     other_rewards, other_error = _called(reward_func, in_other_form(kwargs), name)
     if error is None:
-        if other_error is None and len(set(other_rewards)) > 1 and has_messages:
+        # One value for all messages may be right, unless their texts get several.
+        if len(set(other_rewards)) > 1 and has_messages:
             logger.warning("reward %s gives different messages one value, and their texts several. %s", name, note)
         return
-    if other_error is not None:
+    if other_error is not None:  # perhaps it needs a column that only a run has: no reason to refuse it
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error))
         return
-    form = "messages" if has_messages else "texts"
-    other_form = "texts" if has_messages else "messages"
+    form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
     got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
@@ -76,6 +76,7 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str):
         completions = [as_messages(text, "assistant") for text in _SAMPLES]
     columns = {name: [value] * count for name, value in row.items() if name not in NEVER_PASSED}
+    # Three samples of one prompt, as a group of a run. Token ids are made up: no tokenizer is loaded yet.
     return {
         "prompts": [prompt] * count,
         "completions": completions,

@@ -42,6 +42,7 @@ def serve(channel: socket.socket) -> NoReturn:
             answer = _answer(functions, *pickle.load(requests))
             if os.getpid() != worker_pid:
                 os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
+            # Before the answer: a worker may be killed any time after it, and its prints would be lost.
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a reward may have closed or replaced them
                     stream.flush()
@@ -57,6 +58,7 @@ def _answer(
         if function:
             sys.path[:] = path
             functions[key] = pickle.loads(function)  # with the imports of its modules
+            # Part of loading, whose limit is two minutes: slow imports are not the first completion's.
             warm_up = getattr(functions[key], "warm_up", None)
             if callable(warm_up):
                 warm_up()
@@ -98,6 +100,7 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """Describe the failure of a call that raised; without a traceback if the message says all."""
+    # A `RewardError` is an `InputError`, too, but it tells of a result, for which a completion may be to blame.
     of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
     text = ""
     try:
@@ -132,7 +135,9 @@ class SampleScorer:
         if callable(warm_up):
             warm_up()
 
+    # `/`: a column of the dataset may be called `self`.
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Checked on this side, so that a result which is no number need not pickle.
         return reward_number(self._result(*args, **kwargs), f"reward function '{self.name}'")
 
     def _result(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -165,8 +170,10 @@ class RewardCaller(SampleScorer):
             "log_metric": partial(log_number, lambda *entry: scored.metrics.append(entry)),
             "log_extra": partial(log_column, lambda *entry: scored.extras.append(entry), 1),
         }
+        # Only loggers that the trainer gave: a function may behave differently without them.
         rewards = self._result(**kwargs, **{logger: collectors[logger] for logger in self.loggers})
         if isinstance(rewards, (list, tuple)) and len(rewards) == 1:
+            # `validate_rewards` would say "for completion 0", the place in this call. `settled` says the true one.
             scored.reward = reward_number(rewards[0], f"reward function '{self.name}'")
         else:
             scored.reward = validate_rewards(rewards, 1, self.name)[0]

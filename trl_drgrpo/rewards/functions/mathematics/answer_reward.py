@@ -84,11 +84,13 @@ class MathReward(SampleReward):
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
+        # Again, as `score` may be called by itself; `read`, `tidy` and the like are cached.
         is_decided, reward = self.at_sight(completion, **columns)
         if is_decided:
             return reward
         answer: Any = extract_answer(completion, self.answer_format)
         for gold in self._golds(columns):
+            # No algebra for a gold answer that cheap means have told apart from this one.
             if equivalent(gold, answer, deep=False) is None and equivalent(gold, answer):
                 return 1.0
         return 0.0
@@ -106,7 +108,7 @@ class MathReward(SampleReward):
         verdicts = [equivalent(gold, answer, deep=False) for gold in golds]
         if True in verdicts:  # any gold answer counts, so no algebra for the others
             return True, 1.0
-        return None not in verdicts, 0.0
+        return None not in verdicts, 0.0  # the 0.0 counts only if all verdicts are false
 
     def _golds(self, columns: dict[str, Any]) -> list[str]:
         return [answer for answer in gold_answers(columns[self.answer_column]) if not unreadable(answer)]
@@ -117,7 +119,7 @@ class MathReward(SampleReward):
 
     def warm_up(self) -> None:
         """Load sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
-        equivalent("x + 1", "1 + x")
+        equivalent("x + 1", "1 + x")  # a pair that only algebra decides, so that it imports all that is needed
 
 
 def unreadable_gold(gold: object) -> str | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 
-_MAX_EXPONENT = 1000
+_MAX_EXPONENT = 1000  # an exact value has as many digits
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _GROUPED = re.compile(r"(-?)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?")
 _PLAIN = re.compile(rf"-?{DECIMAL}")
@@ -68,6 +68,7 @@ def exact_number(text: str) -> Number | None:
     if _PLAIN.fullmatch(text):
         digits, _, decimals = text.lstrip("-").partition(".")
         significant = len((digits + decimals).lstrip("0"))
+        # 0.333333 may be a third, 0.333 may not.
         return Number(Fraction(text), len(decimals) if significant >= 6 else 0)
     with contextlib.suppress(ZeroDivisionError):
         for form, read in _FORMS:
@@ -95,7 +96,7 @@ def _fraction(match: re.Match[str]) -> Number:
 def _scientific(match: re.Match[str]) -> Number | None:
     mantissa = match[1] or match[4] or (match[2] or "") + "1"
     exponent = int(match[3] or match[5])
-    if abs(exponent) > _MAX_EXPONENT:  # an exact value has as many digits
+    if abs(exponent) > _MAX_EXPONENT:
         return None
     return Number(Fraction(mantissa) * Fraction(10) ** exponent)
 
@@ -119,6 +120,7 @@ def numbers_equal(a: Number, b: Number) -> bool:
     """
     if a.value == b.value:
         return True
+    # Only a value whose decimals do not end has to be rounded: 0.999999 is not 1.
     if a.places and not _ends(b.value):
         return is_rounded(a, b.value)
     return is_rounded(b, a.value) and not _ends(a.value)
@@ -136,7 +138,9 @@ def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
     if not number:
         return False
     integer, _, decimals = rounded.lstrip("-").partition(".")
-    unit = Fraction(1, 10 ** len(decimals)) if _PLAIN.fullmatch(rounded) else Fraction(0)
+    unit = Fraction(0)  # of the last place; a fraction has none
+    if _PLAIN.fullmatch(rounded):
+        unit = Fraction(1, 10 ** len(decimals))
     gap = abs(number.value - value)
     if precisely:
         return gap < unit and len((integer + decimals).lstrip("0")) >= 3
@@ -189,7 +193,9 @@ def _measures() -> dict[str, str]:
                 measures[prefix + name] = short + symbol
     for symbol, *names in map(str.split, _WITHOUT_PREFIX.split(",")):
         measures |= dict.fromkeys((symbol, *names), symbol)
-    return {name: symbol for name, symbol in measures.items() if name not in _NO_MEASURES}
+    for name in _NO_MEASURES:
+        del measures[name]
+    return measures
 
 
 _MEASURES = _measures()
@@ -198,7 +204,7 @@ _POWERS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _SPEEDS = {"mph": "mi", "kph": "km"}
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# Words after a number that change it.
+# Words after a number that change it: `5 or more`, `5 and a half`, `5 thirds`. A unit with one of them is none.
 _NO_UNIT_TEXT = """
 or and to than not no is maybe perhaps plus minus negative half halves third thirds fourth fourths fifth fifths
 sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong
@@ -252,6 +258,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
     ```
     """
+    # `8:30 am` is a time, and the degrees of `\sin 30\degree` are those of its argument.
     if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
         return text, ""
     before = _CURRENCY_BEFORE.match(text)
@@ -277,10 +284,12 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _written_out(text: str) -> tuple[str, str | None]:
     r"""The value and the unit of `5\text{ m}`, `5\Omega` and `5 meters`; no unit where it is part of the algebra."""
+    # Set as text, behind something that can be a value and is not inside braces.
     for start in _TEXT.finditer(text):
         value = text[: start.start()].strip()
         if re.search(r"[\d})\]a-z]$", value) and value.count("{") == value.count("}"):
             return value, canonical_unit(text[start.start() :])
+    # Behind a number only: `\sin\Omega` has a variable.
     symbol = _SYMBOL_AFTER.fullmatch(text)
     if symbol and exact_number(symbol[1]):
         return symbol[1], canonical_unit(symbol[2], is_text=False)
@@ -331,6 +340,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
     tokens = _tokens(text)
     if not tokens:
         return None
+    # `square meters per hour`: powers {m: 2, h: -1}. `red apples`: nouns [red, apple].
     powers: Counter[str] = Counter()
     nouns: list[str] = []
     sign = 1  # -1 behind "per", up to the end of the bracket that it stands in
@@ -361,8 +371,9 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
             else:
                 nouns.append(_singular(token))
     for speed in powers.keys() & _SPEEDS.keys():  # mph is mi h^-1
-        powers.update({_SPEEDS[speed]: powers[speed], "h": -powers[speed]})
-        del powers[speed]
+        power = powers.pop(speed)
+        powers[_SPEEDS[speed]] += power
+        powers["h"] -= power
     are_letters = all(re.fullmatch("[A-Za-z]", token) for kind, token in tokens if kind == "word")
     if are_letters and not is_text and powers["s"] >= 0:
         return None  # `5 N m` may be a product; `5 m/s` is none
@@ -375,6 +386,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
 
 def _tokens(text: str) -> list[tuple[str, str]] | None:
     """The words, powers and marks of a unit; `None` where there is anything else, or a word that is no unit."""
+    # `\frac{\text{m}}{\text{s}}` becomes `( m )/( s )`, `\mu\text{m}` becomes `µ m`.
     text = _IN_TEXT.sub(r" \1 ", _QUOTIENT.sub(r"(\1)/(\2)", text)).strip().rstrip(".")
     text = respelled(text, _SPELLINGS)
     tokens = []
@@ -410,6 +422,7 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
 
 def _measure(word: str) -> str | None:
     """The symbol of a measure, however it is written; `None` for another noun."""
+    # As it is written first: `Mg` and `mg` are two measures. One letter counts only so: `G` is no gram.
     lower = word.lower()
     for form in (word, word.removesuffix("s"), lower, lower.removesuffix("s")):
         if form in _MEASURES and (len(form) > 1 or form == word):

@@ -37,26 +37,27 @@ def collection(text: str) -> Collection | None:
     pieces = split_at(text, r"\cup")
     if len(pieces) > 1:
         return Collection("U", tuple(pieces))
-    items_in_brackets = bracketed(text)
-    if items_in_brackets is None and r"\pm" in text and not is_relation(text):
-        items_in_brackets = Collection("", (text,))
-    if items_in_brackets is None or items_in_brackets.brackets not in ("", "{}"):
-        return items_in_brackets  # where order counts, a second entry would have no place
+    entries = bracketed(text)
+    if entries is None and r"\pm" in text and not is_relation(text):
+        entries = Collection("", (text,))
+    if entries is None or entries.brackets not in ("", "{}"):
+        return entries  # where order counts, a second entry would have no place
     items = []
-    for item in items_in_brackets.items:
-        if r"\pm" in item:
-            plus = item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "=")
-            minus = item.replace(r"\pm", "-").replace(r"\mp", "+")
-            items += [tidy(re.sub(r"^\s*\+", "", plus)), tidy(minus)]
-        else:
+    for item in entries.items:
+        if r"\pm" not in item:
             items.append(item)
-    return Collection(items_in_brackets.brackets, tuple(items)) if len(items) > 1 else None
+            continue
+        # All signs of an entry go together: `1 \pm 2 \mp 3` is 1+2-3 and 1-2+3.
+        plus = item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "=")
+        minus = item.replace(r"\pm", "-").replace(r"\mp", "+")
+        items += [tidy(re.sub(r"^\s*\+", "", plus)), tidy(minus)]
+    return Collection(entries.brackets, tuple(items)) if len(items) > 1 else None
 
 
 def bracketed(text: str) -> Collection | None:
     """Return the entries of `(a, b]`, `\\{a, b\\}` or `a, b`; `None` without a comma or a bracket around it all."""
     entries = split_at(text, ",")
-    if len(entries) > 1:
+    if len(entries) > 1:  # `1, 2, \dots, 5`: dots are no entry
         return Collection("", tuple(entry for entry in entries if entry not in ("", r"\dots", r"\ldots")))
     for opening, kind in _BRACKETS.items():
         if not text.startswith(opening):
@@ -74,6 +75,7 @@ def bracketed(text: str) -> Collection | None:
 
 
 _STEP = re.compile(r"\\begin\{|\\end\{|\\[a-zA-Z]+|\\.|.", re.DOTALL)
+# `\begin{` opens two: the brace, which closes behind the name, and the matrix, whose end is the brace of `\end{`.
 _DEPTH = {"{": 1, "(": 1, "[": 1, r"\{": 1, r"\langle": 1, r"\begin{": 2}
 _DEPTH |= {"}": -1, ")": -1, "]": -1, r"\}": -1, r"\rangle": -1, r"\end{": 0}
 
@@ -116,7 +118,7 @@ def matrix(text: str) -> list[list[str]] | None:
 
 def is_relation(text: str) -> bool:
     """Tell whether it is an equation, an inequality or a membership."""
-    return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))
+    return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))  # not by the `=` in `\sum_{i=1}`
 
 
 _LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK_NAMES})(?![a-zA-Z]))"
@@ -158,12 +160,14 @@ def chain(text: str) -> Chain | None:
     """
     if "=" not in text or len(split_at(text, ",")) > 1:
         return None
-    parts = [part.strip() for part in split_at(text, "=")]
+    parts = split_at(text, "=")
     if len(parts) < 2 or not all(parts):
         return None
-    letters_of_parts = [letters(part) for part in parts]
-    head = parts[0] if letters_of_parts[0] else ""
-    if (head and len(parts) == 2) or (not head and any(letters_of_parts)):
+    letters_of_parts = list(map(letters, parts))
+    head = parts[0] if letters_of_parts[0] else ""  # the name in `x = 2 + 3 = 5`
+    if head and len(parts) == 2:  # `x = 5`
+        return None
+    if not head and any(letters_of_parts):  # `4 = x^2 + y^2`
         return None
     last = parts[-1]
     links = []
@@ -175,10 +179,10 @@ def chain(text: str) -> Chain | None:
 
 def spread(text: str) -> str:
     """Write `(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
-    names_text, equals, right = text.partition("=")
+    names_text, _, right = text.partition("=")
     names = bracketed(names_text.strip())
     values = bracketed(right.strip())
-    if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
+    if not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
     if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
@@ -243,13 +247,16 @@ def interval(text: str) -> tuple[str, str] | None:
             return name, f"{opening}-{bound},{bound}{closing}"
         return name, rf"(-\infty,-{bound}{closing}\cup{opening}{bound},\infty)"
     match = _INEQUALITY.fullmatch(text)
-    if not match or not (match[2] or match[4]) or match[1] == "" or match[5] == "":
+    if not match:
         return None
     low, low_sign, name, high_sign, high = match.groups()
+    if not (low_sign or high_sign) or "" in (low, high):  # no sign, or one without a bound
+        return None
     if low_sign and high_sign and (low_sign in _RISING) != (high_sign in _RISING):
         return None  # 1 < x > 3
     if (low_sign or high_sign) not in _RISING:  # 3 > x > 1
         low, low_sign, high_sign, high = high, high_sign, low_sign, low
+    # A side that is not there is open, at infinity.
     opening = "(" if low_sign in ("<", ">", None) else "["
     closing = ")" if high_sign in ("<", ">", None) else "]"
     return name, opening + (low or r"-\infty") + "," + (high or r"\infty") + closing
@@ -276,10 +283,15 @@ def choice(answer: str, expected: str) -> str | None:
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
     plain = _OPTION.sub("", plain)
     bare = plain.strip("$().* ")
-    if bare == expected or (bare == expected.lower() and expected <= "E"):
+    if bare == expected or (bare == expected.lower() and expected <= "E"):  # `f` may be a function
         return expected
     match = _CHOICE.fullmatch(plain.strip())
-    if not match or re.match(r"[+*/^_=,<>]|- ", match[3]) or re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", match[3]):
+    if not match:
+        return None
+    content = match[3]
+    if re.match(r"[+*/^_=,<>]|- ", content):  # `C + 1` is a formula
+        return None
+    if re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", content):  # `C) 15 or D) 16`
         return None
     return match[1] or match[2]
 
@@ -289,10 +301,10 @@ _DROPPED = re.compile(r"'|\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? 
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
 _PRIMED = re.compile(r"([a-zA-Z])('+)")
 _DERIVATIVE = re.compile(DERIVATIVE)
-# With an index of their own; no answer has such.
+# What the parser misreads becomes a letter with an index that begins with 7, 8 or 9; no answer has such.
 _SPELLINGS = rules(
-    (r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?", r" \1_{8\2}"),
-    (r"\^\{(?:T|\\top|\\intercal)\}", r"^{t_{8}}"),
+    (r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?", r" \1_{8\2}"),  # a function to the parser
+    (r"\^\{(?:T|\\top|\\intercal)\}", r"^{t_{8}}"),  # a transpose, which it drops
     (r"_\{\\(max|min)\}", r"_{\1}"),
     (r"(\d+|[a-zA-Z])!(?=\^)", r"(\1!)"),
 )
@@ -306,10 +318,11 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
         return _LOOSE.sub("", gold) == _LOOSE.sub("", answer)
     gold = for_algebra(gold)
     answer = for_algebra(answer)
-    if _DROPPED.search(gold) or _DROPPED.search(answer):
+    if _DROPPED.search(gold) or _DROPPED.search(answer):  # without its prime, 5' would be 5
         return False
     if not deep:
         return None
+    # Imported here: sympy takes seconds to load, and most samples never come to this line.
     from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
 
     return algebraically_equal(gold, answer)

@@ -78,7 +78,7 @@ class FormatReward(SampleReward):
 
     def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
         """Return the rewards of `B` completions; without `prompts` they count as conversational."""
-        texts = [self._with_reasoning(completion) for completion in completions]
+        texts = list(map(self._with_reasoning, completions))
         prompts = kwargs.pop("prompts", None) or [None] * len(texts)
         return super().__call__(texts, log_metric, prompts=prompts, **kwargs)
 
@@ -92,6 +92,7 @@ class FormatReward(SampleReward):
         for tag in (self.think_tag, self.answer_tag):
             if tag is None:
                 continue
+            # Counted first, so that the pattern below has one way to match and takes linear time.
             if text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1:
                 return 0.0
             blocks.append(f"<{tag}>(.*)</{tag}>")
@@ -105,7 +106,7 @@ class FormatReward(SampleReward):
             return bool(self.think_opened)
         if isinstance(prompt, str):
             return prompt.rstrip().endswith(opening)
-        return opening not in text
+        return opening not in text  # of messages the template is not seen here, so the benefit of the doubt
 
     def _with_reasoning(self, completion: Text) -> str:
         """Return the text, with the reasoning back between its tags where the trainer has parsed it out."""
@@ -191,6 +192,7 @@ class RegexReward(AgainstColumn):
         group = "answer"
         if group not in self.compiled.groupindex:
             group = min(self.compiled.groups, 1)  # 0, the whole match, where there is no group
+        # The time-out is that of the regex library, which bounds a pattern on any thread and without a worker.
         answer = None
         for match in self.compiled.finditer(completion, timeout=self.timeout):
             answer = match[group]
@@ -272,12 +274,11 @@ class JsonSchemaReward(SampleReward):
         is_json, value = _read_json(completion)
         if not is_json:
             return 0.0
-        if schema is None:
-            return 1.0
         try:
-            return 1.0 if _validator(schema).is_valid(value) else self.invalid_score
+            is_valid = schema is None or _validator(schema).is_valid(value)
         except RecursionError:  # nested as deeply as the parser lets through
-            return self.invalid_score
+            is_valid = False
+        return 1.0 if is_valid else self.invalid_score
 
 
 def _read_json(text: str) -> tuple[bool, Any]:
@@ -301,12 +302,14 @@ def _validator(schema: object) -> Any:
     require_package(*_JSONSCHEMA)
     jsonschema = importlib.import_module("jsonschema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    # Checked by hand: `is_valid` trusts its schema, and fails on an invalid one in the middle.
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its top level"
         remedy = "Fix the schema."
         raise InputError("schema", f"a schema with {error.message} at {where}", "a JSON Schema", remedy) from error
+    # The published drafts are all that this registry has: a reference to any other address is not followed.
     return kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)
 
 

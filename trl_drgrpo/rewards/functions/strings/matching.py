@@ -62,9 +62,7 @@ class AgainstColumn(SampleReward):
     def score(self, completion: str, **columns: Any) -> float | None:
         """Return 1.0 or 0.0; `None` for a row without a truth."""
         value = columns[self.column]
-        if value is None:
-            return None
-        truth = self.read(value)
+        truth = None if value is None else self.read(value)
         return None if truth is None else float(self.is_right(completion, truth))
 
     def check_row(self, **columns: Any) -> str | None:
@@ -136,6 +134,7 @@ class ExactMatchReward(AgainstColumn):
         answer = answer_text(completion, self.where)
         if answer is None:
             return False
+        # As it stands, without fonts, and without brackets around a letter: any of the three may be the truth.
         spellings = [answer]
         if self.where != "whole":
             plain = without_fonts(answer)
@@ -209,7 +208,7 @@ class NumericReward(AgainstColumn):
                 return numbers[0]
         elif not isinstance(truth, bool):
             with contextlib.suppress(InvalidOperation):
-                number = Decimal(str(truth))
+                number = Decimal(str(truth))  # by its text: 0.1 is meant, and not the float next to it
                 if number.is_finite():
                     return number, Decimal(1)
         raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not one number")
@@ -220,6 +219,7 @@ class NumericReward(AgainstColumn):
         inside = re.escape(self.thousands)
         # Every run of digits and separators is read once, so the time is linear in the text.
         number = rf"\d(?:[\d{inside}]*\d)?(?:{re.escape(point)}\d+)?|{re.escape(point)}\d+"
+        # An exponent of four digits at most, which a Decimal holds; a denominator, unless it is a date: 1/2/2024.
         tail = r"(?P<e>[eE][-+]?\d{1,4}(?!\w))?(?:/(?P<d>\d+)(?![\d/]))?"
         pattern = rf"(?<![\w)])[-+−]?(?P<n>{number}){tail}|(?P<m>{number})"  # m: after a letter, so without a sign
         for match in re.finditer(pattern, text):
@@ -249,8 +249,9 @@ class NumericReward(AgainstColumn):
         if number == truth or (number[1] != truth[1] and quotient == true_quotient):
             return True
         tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(true_quotient))
-        are_finite = math.isfinite(quotient) and math.isfinite(true_quotient)
-        return tolerance > 0 and are_finite and abs(quotient - true_quotient) <= tolerance
+        if not tolerance > 0 or not (math.isfinite(quotient) and math.isfinite(true_quotient)):
+            return False
+        return abs(quotient - true_quotient) <= tolerance
 
 
 def _quotient(number: tuple[Decimal, Decimal]) -> float:
@@ -315,7 +316,7 @@ class ChoiceReward(AgainstColumn):
         else:
             # From the most explicit way to the least.
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
-        return picked.pop() if len(picked) == 1 else None
+        return picked.pop() if len(picked) == 1 else None  # two letters would be correct by listing
 
     def read(self, truth: object) -> str:
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
@@ -344,13 +345,15 @@ class ChoiceReward(AgainstColumn):
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
         text = without_fonts(text)
         picked = self._alone(text)
-        if not picked and len(text) <= 4:  # `b`, `(b)`, `b.`
+        if not picked and len(text) <= 4:  # `b`, `(b)`, `b.`; in a longer text `a` is a word
             picked = self._alone(text.upper())
         return picked or self._by_phrase(text) or set(re.findall(rf"(?<!\w)[{self.letters}](?![\w'’])", text))
 
     def _by_phrase(self, text: str) -> set[str]:
+        # A letter and what may be set around it, of bounded length: the pattern is searched for in any text.
         letter = rf"[\s(*\[$]{{0,8}}(?:\\boxed\{{)?[{self.letters}](?![\w'’])[)\]*.$}}]{{0,8}}"
         lead = r"(?i:\b(?:answer|choice|option)(?:\s+is|\s*[:=])(?:\s*:)?(?:\s+(?:option|choice))?)[\s:*]{0,8}"
+        # With what follows on "or": "The answer is A or B" picks two.
         phrases = re.findall(rf"{lead}({letter}(?:\s*(?:,|/|\bor\b|\band\b)+{letter})*)", text)
         return set(re.findall(rf"(?<!\w)[{self.letters}](?!\w)", " ".join(phrases)))
 
