@@ -85,6 +85,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     """Refuse a folder that is not there or holds neither a model nor an adapter with its base; load no weights."""
     path = user_path(name)
     if not is_adapter(name):
+        # A run that was killed has checkpoints and no model: the nearest thing to what was meant is named.
         checkpoints = checkpoint_folders(path)
         if checkpoints and not holds_model(path):
             got = f"{name}, a run without a saved model"

@@ -55,13 +55,15 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     ```
     """
     if not 1 <= k <= samples:
+        expected = "a whole number from 1 to the number of samples"
         remedy = "Sample at least k completions of each prompt."
-        raise InputError("k", f"{k} of {samples} samples", "a whole number from 1 to the number of samples", remedy)
+        raise InputError("k", f"{k} of {samples} samples", expected, remedy)
     if not 0 <= correct <= samples:
         expected = "a number from 0 to the number of samples"
         raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
-    # Of all ways to choose k samples, the share in which none is correct.
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+    # Of all ways to choose k samples, the share in which none is correct. Whole numbers of any size are exact here.
+    all_incorrect = math.comb(samples - correct, k) / math.comb(samples, k)
+    return 1 - all_incorrect
 
 
 def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
@@ -85,11 +87,12 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """
     estimate: dict[str, Any] = {"value": None, "low": None, "high": None, "prompts": len(values)}
     array = np.asarray(values, dtype=np.float64)
-    if len(array):
-        estimate["value"] = float(array.mean())
-        if array.min() < array.max():
-            ends = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
-            estimate["low"], estimate["high"] = ends
+    if not len(array):
+        return estimate
+    estimate["value"] = float(array.mean())
+    if array.min() < array.max():
+        low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
+        estimate |= {"low": low, "high": high}
     return estimate
 
 
@@ -152,13 +155,16 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
     samples = [row[KIND] for row in rows]
     means: dict[str, float | None] = {}
     for name in samples[0]["rewards"]:
-        means[name] = None
-        scored = [sample["rewards"][name] for sample in samples if sample["rewards"].get(name) is not None]
-        if scored:
-            means[name] = sum(scored) / len(scored)
+        scored = []
+        for sample in samples:
+            value = sample["rewards"].get(name)
+            if value is not None:
+                scored.append(value)
+        means[name] = sum(scored) / len(scored) if scored else None
     pass_at = {}
     for k in ks:
-        pass_at[str(k)] = mean_over_prompts(list(_by_prompt(rows, correct, k).values()))
+        values = _by_prompt(rows, correct, k).values()
+        pass_at[str(k)] = mean_over_prompts(list(values))
     return {
         "prompts": len({sample["problem"] for sample in samples}),
         "completions": len(samples),
@@ -186,19 +192,25 @@ def results(
         `dict`: The facts, the numbers of each model, and with a baseline the `difference` of pass@k to it: paired,
         prompt by prompt, over prompts that both have a value for.
     """
-    names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
+    # All models were scored by the same rewards, so any row of any model names them.
+    _, first_rows = next(iter(models.values()))
+    names = list(first_rows[0][KIND]["rewards"])
     correct = {}
     model_entries = []
     for role, (about, rows) in models.items():
         correct[role] = judged(rows, names, *facts["correct"].values())
-        model_entries.append({"role": role, **about, **model_numbers(rows, correct[role], ks)})
+        numbers = model_numbers(rows, correct[role], ks)
+        model_entries.append({"role": role, **about, **numbers})
     # Prompt by prompt, so that the difficulty of a prompt, which both models meet, cancels out.
     difference = {}
     if "baseline" in models:
         for k in ks:
             values = _by_prompt(models["model"][1], correct["model"], k)
             baseline = _by_prompt(models["baseline"][1], correct["baseline"], k)
-            differences = [values[prompt] - baseline[prompt] for prompt in values if prompt in baseline]
+            differences = []
+            for prompt, value in values.items():
+                if prompt in baseline:
+                    differences.append(value - baseline[prompt])
             difference[str(k)] = mean_over_prompts(differences)
     return {
         "format": FORMAT,
@@ -219,6 +231,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     """Read the results in a folder, the newest last; other files and other formats are left out."""
     dated_contents = []
     for path in sorted(folder.glob("*.json")):
+        # Anything may lie in that folder, so a file that does not look like a result is no error.
         try:
             content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
             is_complete = content["format"] == FORMAT and content["models"] and content["dataset"]["name"]
@@ -226,7 +239,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             continue
         if is_complete:
             dated_contents.append((path.stat().st_mtime, content))
-    dated_contents.sort(key=itemgetter(0))
+    dated_contents.sort(key=itemgetter(0))  # by the time alone: two contents of one time cannot be compared
     return [content for _, content in dated_contents]
 
 
@@ -238,6 +251,6 @@ def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> d
             verdicts_of_prompts[row[KIND]["problem"]].append(is_correct)
     values = {}
     for prompt, verdicts in verdicts_of_prompts.items():
-        if len(verdicts) >= k:
+        if len(verdicts) >= k:  # of fewer nothing can be said about k
             values[prompt] = pass_at_k(len(verdicts), sum(verdicts), k)
     return values

@@ -55,8 +55,8 @@ def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: 
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    row = max(range(len(lengths)), key=lengths.__getitem__)  # if the longest prompt fits, all do
-    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
+    longest = max(lengths)  # if the longest prompt fits, all do
+    refuse_too_long(longest, lengths.index(longest), decoding.max_completion_length, context_length(config))
 
 
 def check_rows_fit(
@@ -116,6 +116,7 @@ def sample_and_score(
     Raises:
         `RewardError`: A reward that fails on every completion of the first group.
     """
+    # One group at a time: its rows are written before the next one is sampled, so that a kill loses one group.
     for start in range(first, len(rows), group):
         prompts = rows[start : start + group]
         # Seeded by its first prompt: a group has the same samples in an evaluation that goes on from there.
@@ -133,6 +134,7 @@ def sample_and_score(
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:  # a reward that works there is not broken: later failures are counted
             _refuse_broken(scores, len(sampled))
+        # All completions of the group in a row, `samples` of each prompt.
         for place, row in enumerate(sampled):
             row[KIND] = {
                 "problem": start + place // samples,
@@ -142,7 +144,10 @@ def sample_and_score(
                 "finish_reason": ends[place],
                 "rewards": {score.name: score.rewards[place] for score in scores},
             }
-            failures = {score.name: score.failures[place] for score in scores if place in score.failures}
+            failures = {}
+            for score in scores:
+                if place in score.failures:
+                    failures[score.name] = score.failures[place]
             if failures:
                 row[KIND]["failures"] = failures
         for place in range(0, len(sampled), samples):

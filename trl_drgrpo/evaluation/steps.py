@@ -53,8 +53,8 @@ def compared(
         `incorrect`, `correct` (counts), `incorrect_accuracy`, `correct_accuracy` and `f1`. A number that cannot be
         computed is `None`.
     """
-    comparisons: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
-    comparisons |= {name: [] for name in PATH_VALUES}
+    # By comparison, triples of a score, its truth and its prompt.
+    comparisons: dict[str, list[tuple[float, bool, str]]] = {name: [] for name in ("labels", *PATH_VALUES)}
     for row, step_labels, is_correct, prompt in zip(scores, labels, correct, prompts, strict=True):
         if step_labels is not None:
             for score, label in zip(row, step_labels, strict=True):
@@ -67,7 +67,8 @@ def compared(
     numbers = {}
     for name, triples in comparisons.items():
         if triples:
-            numbers[name] = _numbers(*zip(*triples, strict=True))
+            columns = zip(*triples, strict=True)
+            numbers[name] = _numbers(*columns)
     return {"against": numbers, "first_error": _first_error(scores, labels, threshold)}
 
 
@@ -111,10 +112,9 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
         # True and false ones per distinct score. A pair of equal scores counts one half.
         good = np.bincount(rank, weight * truth, len(values))
         bad = np.bincount(rank, weight * (1 - truth), len(values))
+        pairs_in_order = (good * (bad.cumsum() - bad / 2)).sum()
         total = good.sum() * bad.sum()
-        if not total:
-            return math.nan
-        return float((good * (bad.cumsum() - bad / 2)).sum() / total)
+        return float(pairs_in_order / total) if total else math.nan
 
     area_of_all = area(np.ones(len(score)))
     if math.isnan(area_of_all):
@@ -139,9 +139,10 @@ def _first_error(
     for row, step_labels in zip(scores, labels, strict=True):
         if not step_labels:
             continue
-        blamed = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
+        is_blamed = [score is not None and score < threshold for score in row]
+        blamed = is_blamed.index(True) if True in is_blamed else None
         first = next((k for k, label in enumerate(step_labels) if label is not True), None)
-        if first is None:
+        if first is None:  # all steps are good: none may be blamed
             correct_hits.append(blamed is None)
         elif step_labels[first] is False:  # else a step without label comes first, and nothing is known
             incorrect_hits.append(blamed == first)
@@ -158,7 +159,7 @@ def _first_error(
         if hits:
             accuracies.append(statistics.fmean(hits))
             result[f"{kind}_accuracy"] = accuracies[-1]
-    if len(accuracies) == 2:
+    if len(accuracies) == 2:  # with completions of one kind only, F1 would be the accuracy on these
         result["f1"] = statistics.harmonic_mean(accuracies)
     return result
 
@@ -170,6 +171,7 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
 
     figure, panels = new_figure(1, len(numbers), 4.4 * len(numbers), 4.0, sharey=True)
     for axes, (name, comparison) in zip(panels, numbers.items(), strict=True):
+        # The diagonal is perfect calibration: of steps with a score of 0.7, 70% are good.
         axes.plot((0, 1), (0, 1), color="#888888", linewidth=0.8, linestyle="--")
         for kind, calibration in comparison["against"].items():
             auc = "-"

@@ -16,7 +16,7 @@ from trl_drgrpo.common.markdown import plain
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-_FEW_PROMPTS = 30
+_FEW_PROMPTS = 30  # below, a percentile bootstrap covers less than the 95% that it claims
 
 
 def title(content: Mapping[str, Any]) -> str:
@@ -29,6 +29,7 @@ def title(content: Mapping[str, Any]) -> str:
     decoding = "greedy"
     if sampling["temperature"] != 0:
         decoding = f"temperature {sampling['temperature']:g}"
+    # Only what is on: most evaluations sample without any of these.
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if (sampling.get(name) or off) != off:
             decoding += f", {name} {sampling[name]:g}"
@@ -93,7 +94,7 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     if content["difference"]:
         cells = ["difference, paired"]
         cells += [percent(content["difference"][k], signed=True) for k in ks]
-        rows.append(cells + [""] * (len(head) - len(cells)))
+        rows.append(cells + [""] * (len(head) - len(cells)))  # rewards and lengths have no interval
     return head, rows
 
 
@@ -111,9 +112,7 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         for k, estimate in model["pass_at"].items():
             missing = model["prompts"] - estimate["prompts"]
             if missing:
-                completions = "completions"
-                if k == "1":
-                    completions = "completion"
+                completions = "completion" if k == "1" else "completions"
                 lines.append(
                     f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored {completions} left out "
                     f"of pass@{k}."
@@ -134,11 +133,7 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     """
     if estimate["value"] is None:
         return "–"
-    sign = ""
-    unit = "%"
-    if signed:
-        sign = "+"
-        unit = " points"
+    sign, unit = ("+", " points") if signed else ("", "%")
     text = f"{100 * estimate['value']:{sign}.1f}{unit}"
     if estimate["low"] is None:
         return text
@@ -191,7 +186,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     """
     from huggingface_hub import ModelCard
 
-    card = ModelCard.load(readme, ignore_metadata_errors=True)
+    card = ModelCard.load(readme, ignore_metadata_errors=True)  # a card by hand may have metadata that do not parse
     data: Any = card.data
     data.model_name = data.model_name or readme.absolute().parent.name
     # Results of other tools stay.
@@ -207,7 +202,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     # Between two marks, by which the next evaluation finds the section and replaces it.
     section = "\n".join([*lines, _END, ""])
     text, _, after_start = card.text.partition(_START)
-    if after_start:
+    if after_start:  # the earlier section goes
         text += after_start.partition(_END)[2].lstrip("\n")
     at = text.find(f"\n{_BEFORE}\n")
     if at < 0:
@@ -248,7 +243,7 @@ def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
     data = content["dataset"] | {"name": public_name(content["dataset"]["name"], "a local dataset")}
     models = []
     for model in content["models"]:
-        name = "this one"
+        name = "this one"  # the model of the card, which may have been evaluated before it had a Hub id
         if model["role"] != "model":
             name = public_name(model["name"], "a local model")
         models.append(model | {"name": name})

@@ -296,7 +296,7 @@ def ask(reward_func: object, question: str, /, *args: Any, **kwargs: Any) -> Any
 
 
 def _inner_rewards(func: object) -> tuple[Any, ...]:
-    """Return the rewards inside a wrapper of this package. An attribute of that name that is no tuple is the user's."""
+    """Return the rewards inside a wrapper of this package. What is no tuple is an attribute of the user's."""
     inner_rewards = getattr(func, "reward_funcs", ())
     return inner_rewards if isinstance(inner_rewards, tuple) else ()
 

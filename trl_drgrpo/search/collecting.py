@@ -63,6 +63,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         was sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
+    # Labels and the selection first: both depend on all completions, and the rows need them.
     labels: dict[Node, bool] = {}  # whether any correct completion goes through a step
     keys = {}
     for leaf in leaves:
@@ -128,7 +129,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         gave verdicts, `pass_rate_selected` (share of problems whose selected completion is correct) and
         `pass_rate_any` (with a correct one).
     """
-    problems = {}
+    problems = {}  # by number: the counts of its budget, which all its rows repeat
     solved = set()  # problems with a correct completion
     completions = 0
     selected_correct = 0
@@ -191,6 +192,7 @@ def collect(
         `InputError`: A setting out of range, no source of values, rows that do not fit.
         `RewardError`: A verifier or process reward model that fails; the rows of earlier groups were given.
     """
+    # All checks come before the imports of torch and the loading of a model.
     search_settings = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
@@ -225,6 +227,7 @@ def search_rows(
     """Collect rows from parts that are built already, see [`collect`]."""
     settings = appraiser.settings
     by_steps = appraiser.prm is not None
+    # Groups begin at multiples of their size, so that a search which goes on has the same groups.
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]
@@ -250,6 +253,7 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
         if not paid_requests:  # empty answers tell the strategies that the budget is spent
             continue
         nodes: list[tuple[Problem, Node]] = []
+        # One call for all problems, whose continuations share forward passes.
         sampled = sampler([request for _, _, request in paid_requests])
         for (problem, branch, request), continuations in zip(paid_requests, sampled, strict=True):
             for continuation in continuations:
@@ -257,7 +261,7 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
                 answers[problem].append(node)
                 if node is not None:
                     nodes.append((problem, node))
-        appraiser.appraise(nodes)
+        appraiser.appraise(nodes)  # before the answers are sent: a strategy decides by values
 
 
 def _to_a_completion(problem: Problem, strategy: Strategy) -> Searching:

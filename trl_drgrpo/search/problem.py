@@ -252,7 +252,7 @@ class Budget:
         tokens_left = self.left
         paid = []
         for count, room in zip(counts, rooms, strict=True):
-            # Paid in full, as if every continuation were as long as it can be.
+            # Paid in full, as if every continuation were as long as it can be: the limit holds whatever is sampled.
             count = min(count, tokens_left // room)
             tokens_left -= count * room
             paid.append((count, room))
@@ -273,7 +273,7 @@ class Budget:
         if not self.has_finished:  # reserve the tokens of one completion
             free -= self.longest
         part = max(free, 0) // max(sum(counts), 1)
-        if part == 0:
+        if part == 0:  # not a token for each: the budget is spent
             counts = [0] * len(counts)
         return [(count, min(part, room)) for count, room in zip(counts, rooms, strict=True)]
 
@@ -358,10 +358,11 @@ class Problem:
 
     def grow(self, branch: Branch, request: Request, continuation: Continuation) -> Node | None:
         """Count a continuation and make it part of the tree. None where the budget has cut it short."""
-        self.budget.sampled_tokens += continuation.sampled
+        self.budget.sampled_tokens += continuation.sampled  # first, as thrown away tokens count, too
         self.budget.prompt_tokens += len(request.prefix)
         ids = continuation.token_ids
         node = branch.node
+        # `length` is the end of the request's limit. It is a completion's end only if there is no more room for one.
         is_full = len(ids) >= self.room(node)
         if continuation.end == "length" and not is_full:
             return None
@@ -371,7 +372,7 @@ class Problem:
         elif is_full:
             finish = "length"
         ends = [len(ids) - 1]
-        if branch.to_end:
+        if branch.to_end:  # a node for each of its steps, so that later rounds can branch off between them
             steps = self.segmenter(list(ids), self.tokenizer)
             ends = list(steps.ends)
             if steps.closing is not None:
@@ -399,6 +400,7 @@ class Problem:
 
     def best_unfinished(self) -> Node:
         """Return the end of the best path, which always goes to the child with the highest mean value."""
+        # No completion is finished when this is asked, so every path ends where it may go on.
         node = self.root
         while node.children:
             node = max(node.children, key=rank)

@@ -77,15 +77,14 @@ class StepEnd:
         if self.segmenter.rule.by_prefix:
             following = self._letter
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
-        if end > len(ids):
-            return None
-        return end
+        return end if end <= len(ids) else None  # an end at the token of ours is none
 
     def ended(self, tokens: Sequence[int], request: Request, has_stopped: bool, new: int = 1) -> Continuation | None:
         """Return the continuation of these tokens; None while it goes on.
 
         `has_stopped`: the last token is an end token. `new`: as for a call.
         """
+        # A step that is complete at the limit, or with the end token, counts as a step: it is what was asked for.
         end = None
         if not request.to_end:
             end = self(tokens, new)
@@ -181,13 +180,14 @@ class ServerSampler:
         async with Session(self.endpoint, _SECONDS) as session:
             jobs = []
             for request in requests:
+                # One request per continuation: each goes on by itself, chunk after chunk, with a seed of its own.
                 seeds = range(request.seed, request.seed + request.count)
                 jobs.append(asyncio.gather(*(self._continue(session, request, seed) for seed in seeds)))
             return list(map(list, await asyncio.gather(*jobs)))
 
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
         tokens: list[int] = []
-        while True:
+        while True:  # until a chunk ends the continuation
             body = {
                 "model": self.endpoint.model,
                 "prompt": [*request.prefix, *tokens],
@@ -242,6 +242,7 @@ def serve_command(model: str, rank: int, options: str = "") -> str:
 def load_adapter(base_url: str, name: str, folder: Path) -> None:
     """Load the adapter of a folder under a name; `AdapterRefused` where the server does not."""
     status, answer = _post(base_url, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    # vLLM answers 404 both for a route that it lacks and for a folder that it does not see.
     if status == 404 and "lora" not in answer.lower():
         raise AdapterRefused("it has no /v1/load_lora_adapter: VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set")
     if status != 200:

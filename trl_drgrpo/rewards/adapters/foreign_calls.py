@@ -74,12 +74,14 @@ class Place:
         """Return the path that applies to a dataset with these columns. Refuses a dataset without any. `reward` is
         its name, for the message."""
         names = list(columns)
-        for path in (self.path,) if self.path else self.usual:
-            if path in names or path.split(".")[0] in names:
-                return path
-        place = f"one of the columns {', '.join(self.usual)}"
+        paths = self.usual
+        place = f"one of the columns {', '.join(paths)}"
         if self.path:
+            paths = (self.path,)
             place = f"the column {self.path!r}"
+        for path in paths:
+            if path in names or path.split(".")[0] in names:  # a column's own name may have a point in it
+                return path
         got = f"a dataset with the columns {', '.join(names) or '(none)'}"
         advice = self.advice or f"Point {self.option}=... to it, or rename the column."
         raise InputError(f"reward {reward}", got, f"{self.what} in {place}", advice)
@@ -92,7 +94,7 @@ class Place:
         head, *keys = path.split(".")
         value = row[head]
         for key in keys:
-            value = decoded(value)
+            value = decoded(value)  # on each level: Parquet holds mappings, CSV has JSON text
             if value is None:
                 return None
             if not isinstance(value, Mapping):
@@ -143,14 +145,17 @@ class Convention:
         prompts = keywords.get("prompts")
         if prompts is None:
             prompts = [""] * len(completions)
-        names = [name for name in keywords if name not in NOT_COLUMNS]
-        columns = {name: column_values(keywords, name, len(completions), reward) for name in names}
+        columns = {}
+        for name in keywords:
+            if name not in NOT_COLUMNS:
+                columns[name] = column_values(keywords, name, len(completions), reward)
         if len(completions):
             self.check_columns(columns, reward)
         rows = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             row = {name: values[index] for name, values in columns.items()}
             placed = {name: place.value(row, reward) for name, place in self.places.items()}
+            # Placed values last: OpenRLHF's functions get the values by position, in this order.
             rows.append({**self.row(Sample(prompt, completion, row)), **placed})
         return rows
 
@@ -198,6 +203,7 @@ def adapted(
 async def _batch(
     reward: Composed, kwargs: dict[str, Any], convention: Convention, read: Callable[..., Any]
 ) -> Sequence[Any]:
+    # One call scores all completions, so its failure is the call's: the trainer's `on_reward_error` decides.
     rows = convention.rows(kwargs, reward.__name__)
     if not rows:
         return []
@@ -218,10 +224,12 @@ async def _each(
 ) -> list[float | None]:
     functions = reward.reward_funcs
     log_metric = kwargs.get("log_metric")
+    # Functions within rows: with two of them the calls are (row 0, f), (row 0, g), (row 1, f) and so on.
     calls = []
     for row in convention.rows(kwargs, reward.__name__):
         for part, function in enumerate(functions):
             calls.append((part, *convention.call(function, row)))
+    # Calls of asynchronous functions run at once and here, with `wait_for` as their limit; other calls in workers.
     if isinstance(reward, AsyncComposed):
         outcomes = await reward.together([_outcome(reward, convention.read, limits, *call) for call in calls])
         scores = settled(outcomes, reward.__name__, on_error, log_metric, reward.lowest_reward)
@@ -296,7 +304,7 @@ def taking(function: object, option: str, form: str, count: int, keyword: str = 
         return reward_func
     signature = inspect.Signature(function_parameters)
     keywords = {keyword: None} if keyword in signature.parameters else {}
-    try:
+    try:  # a call with nothing in it, to see whether its form fits
         signature.bind(*[None] * count, **keywords)
     except TypeError as error:
         got = f"{reward_name(reward_func)}{signature} ({error})"

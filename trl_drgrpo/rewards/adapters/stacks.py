@@ -166,8 +166,8 @@ def from_verl(
     """
     score_func: Any = loaded(function, "function")
     is_batch = "solution_strs" in {parameter.name for parameter in parameters(score_func) or ()}
-    names = _BATCH if is_batch else _SINGLE
     constants = reward_kwargs or {}
+    names = _BATCH if is_batch else _SINGLE
     offered = [*names, *constants]
     if not is_batch:
         offered += _TEXT_NAMES
@@ -183,7 +183,7 @@ def from_verl(
     source, text, truth, extra = names
     usual = ("reward_model.ground_truth", "ground_truth")
     places = {truth: Place("the ground truth", "answer_column", answer_column, usual)}
-    if source in required_names and data_source is None:
+    if source in required_names and data_source is None:  # a function that leaves it out does not need the column
         advice = "Add it, or give a constant with data_source=...."
         places[source] = Place("the data source", "data_source", "data_source", advice=advice)
 
@@ -195,10 +195,11 @@ def from_verl(
         return {source: row_source, text: sample.text, extra: info}
 
     def call(function: Callable, values: dict[str, Any]) -> Call:
+        # The text under its usual name, and under a scorer's own name for it where that is a parameter.
         return (), select(function, {**values, **constants}, dict.fromkeys(_TEXT_NAMES, values[text]))
 
     read_batch = None
-    if is_batch:
+    if is_batch:  # a lambda, since checkpoints record its name
         read_batch = lambda results, log: [_verl_score(result) for result in results]  # noqa: E731
     return adapted(
         [score_func],
@@ -311,6 +312,7 @@ def from_swift(
 
 
 def _instance(orm: type, args: object) -> Any:
+    # A class that names `args`, or takes any keyword, gets them; any other is made without.
     takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in parameters(orm) or ())
     if not takes_args and args is not None:
         raise InputError("args", repr(args)[:100], f"none: {orm.__name__} takes no args", "Leave them out.")
@@ -326,6 +328,7 @@ def _instance(orm: type, args: object) -> Any:
 async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
     """Call the ORM with texts by position, and by name with the other arguments that it takes."""
     texts = list(map(completion_text, kwargs["completions"]))
+    # Under ms-swift's names; `select` passes those that the class takes.
     offered = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
     offered["response_token_ids"] = offered.pop("completion_ids", None)
     offered["messages"] = []
@@ -394,18 +397,23 @@ def from_verifiers(
         parser = resolve_object(parser, "parser")
     parts = _parts(rubric, parser)
     functions = [function for function, _ in parts]
-    if weights is None:
+    if weights is None:  # those of the rubric
         weights = [weight for _, weight in parts]
     if not functions or len(weights) != len(functions):
         expected = f"{len(functions)}, one per function" if functions else "at least one function"
         raise InputError("weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    columns = {column for function in functions for column in required(function)} - {*_OFFERED}
+    required_names = {name for function in functions for name in required(function)}
+    columns = sorted(required_names - {*_OFFERED})
+    if answer_column:
+        columns.append(answer_column)
+    if not name:
+        name = reward_name(functions[0]) if len(functions) == 1 else "rubric"
     return adapted(
         functions,
         Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
-        name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
+        name,
         weights=weights,
-        columns=[*sorted(columns), *filter(None, [answer_column])],
+        columns=columns,
         timeout=timeout,
         on_error=on_error,
     )
@@ -417,6 +425,7 @@ def _parts(rubric: object, parser: object) -> list[tuple[functools.partial, floa
         rubric = resolve_object(rubric, "rubric")
     if isinstance(rubric, list | tuple):
         return [part for entry in rubric for part in _parts(entry, parser)]
+    # By attributes, as verifiers need not be installed: a `RubricGroup` has `rubrics`, a `Rubric` has `funcs`.
     inner_rubrics = getattr(rubric, "rubrics", None)
     functions = getattr(rubric, "funcs", None)
     weights = getattr(rubric, "weights", ())
@@ -433,6 +442,7 @@ def _parts(rubric: object, parser: object) -> list[tuple[functools.partial, floa
             got = f"the function {reward_name(function)}, which takes {', '.join(group_names)}"
             remedy = "A batch may split groups: write it as a reward function in TRL's form."
             raise InputError("rubric", got, "functions that score one completion", remedy)
+        # Bound now, since the functions of a group may come from rubrics with parsers of their own.
         parts.append((functools.partial(function, **select(function, objects)), weight))
     return parts + _parts(list(inner_rubrics or ()), parser)
 
@@ -452,6 +462,7 @@ def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
 
 
 def _verifiers_call(function: functools.partial, row: dict[str, Any]) -> Call:
+    # A row's own column `parser` must not take the place of the object that is bound.
     return (), {name: value for name, value in select(function, row).items() if name not in function.keywords}
 
 

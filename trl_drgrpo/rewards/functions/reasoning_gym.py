@@ -63,6 +63,7 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     """
     gym, factory = _factory_of(task)
     config = _read_options(task, factory.DATASETS[task][1], options)
+    # What is left of the options is the task's own configuration.
     test_size = config.pop("test_size")
     system_prompt = config.pop("system_prompt")
     prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
@@ -117,6 +118,10 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
     return config
 
 
+# By the type of an option's default: what a value may be. A default of another type says nothing.
+_VALUE_KINDS = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}
+
+
 def _read_value(field: str, text: str, default: object) -> Any:
     if isinstance(default, str):
         return text
@@ -126,7 +131,7 @@ def _read_value(field: str, text: str, default: object) -> Any:
         value = text
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)
-    kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default), object)
+    kinds = _VALUE_KINDS.get(type(default), object)
     # To Python, True is an integer.
     is_bool_by_mistake = kinds is not object and isinstance(value, bool) is not isinstance(default, bool)
     if not isinstance(value, kinds) or is_bool_by_mistake:
@@ -166,6 +171,7 @@ def _as_dataset(
 ) -> "Dataset":
     from datasets import Dataset, Features, Value
 
+    # Stated, since a column of answers that are all null would get a type of its own.
     text = Value("string")
     features = Features({"prompt": [{"role": text, "content": text}], "answer": text, "entry": text})
     columns = {"prompt": [], "answer": [], "entry": []}
@@ -245,8 +251,10 @@ def reasoning_gym_reward(
 def _score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
     """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
     answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
+    if answer is None:
+        return 0.0
     try:
-        return 0.0 if answer is None else float(score_answer(answer, entry))
+        return float(score_answer(answer, entry))
     except _SCORER_ERRORS:
         return None
 
@@ -285,6 +293,7 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 @functools.lru_cache(maxsize=64)
 def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
     gym, _ = _factory_of(task)
+    # The scorer is a method of the data set. One row is enough of it: the entry to score comes with the call.
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer
 
 

@@ -168,7 +168,7 @@ class Session:
         try:
             choice = data["choices"][0]
             text = completion_text([choice["message"]])
-        except (AttributeError, IndexError, KeyError, TypeError):
+        except (AttributeError, IndexError, KeyError, TypeError):  # JSON, but not of this form
             raise Unanswered(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
         usage = data.get("usage")
         prompt_tokens = _count(usage, "prompt_tokens")
@@ -178,6 +178,7 @@ class Session:
     async def post(self, route: str, body: dict[str, Any]) -> Any:
         """Return the JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
         content = json.dumps(body).encode()
+        # A request keeps its slot while it pauses: a busy server gets fewer requests, not others instead.
         async with self.slots:
             for attempt in itertools.count():
                 await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
@@ -203,6 +204,7 @@ class Session:
         url = f"{self.endpoint.base_url.rstrip('/')}/{route}"
         body = bytearray()
         try:
+            # Around all of it: the client's own time limit is for each read, so a byte a second would never end.
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
                     async for chunk in response.aiter_bytes():
@@ -217,7 +219,7 @@ class Session:
                 cause = f"no whole reply within {self.endpoint.timeout:g} s"
             raise Unanswered(cause, 0.0) from None
         status = response.status_code
-        reason = f"HTTP {response.status_code} ({self._quoted(body)})"
+        reason = f"HTTP {status} ({self._quoted(body)})"
         if status in _RETRIED or status >= 500:
             kind = RequestFailed if status in _BUSY else Unanswered
             raise kind(reason, _retry_after(response.headers.get("retry-after")))
@@ -232,7 +234,7 @@ class Session:
 
     def _quoted(self, answer: str | bytes | bytearray) -> str:
         text = answer if isinstance(answer, str) else answer.decode(errors="replace")
-        if self.key:  # a server may quote the request's headers
+        if self.key:  # a server may quote the request's headers; before the cut, which could leave half a key
             text = text.replace(self.key, "***")
         return one_line(text, 200)
 

@@ -85,11 +85,13 @@ class ScoreReader:
 
     def __call__(self, reply: str) -> float:
         """Raises `ValueError` naming the problem of the reply."""
+        group = "score" if "score" in self.pattern.groupindex else 1
+        score_text = None
         try:
-            matches = list(self.pattern.finditer(reply, timeout=2.0))
+            for match in self.pattern.finditer(reply, timeout=2.0):
+                score_text = match[group]  # the last counts: a judge may quote a score from the text that it grades
         except TimeoutError:
             raise ValueError("a reply on which score_pattern takes more than 2 s") from None
-        score_text = matches[-1]["score" if "score" in self.pattern.groupindex else 1] if matches else None
         if score_text is None:
             raise ValueError(f"no score in the reply {_short(reply)}")
         try:
@@ -181,7 +183,7 @@ class Judge:
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
             try:
-                # All at once: the session bounds how many are on their way.
+                # All at once: the session bounds how many are under way. The first error ends the others.
                 async with asyncio.TaskGroup() as group:
                     tasks = []
                     for question in zip(questions, read, lowest, strict=True):
@@ -227,24 +229,29 @@ class Judge:
     ) -> "_Verdict":
         body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
         reply = None
+        score = None
+        unanswered = None
+        is_fatal = False
         try:
             async with asyncio.timeout(session.deadline - time.monotonic()):
+                # `None` in `extra_body` takes a field out of the request.
                 reply = await session.ask({key: value for key, value in body.items() if value is not None})
             self.has_answered = True
             return _Verdict(read(reply.text), reply=reply)
-        except TimeoutError:
+        except TimeoutError:  # of the batch: the question may only have come late
             failure = f"not done within the batch's {self.batch_timeout:g} s"
-            score = None
-            unanswered = None
-            is_fatal = False
         except (RequestFailed, ValueError) as error:
             failure = str(error)
             if reply is not None and reply.is_cut:
                 failure += ", cut at its token limit"
             # A key or an address that is wrong never works; one that has worked may again.
             is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
-            score = lowest if isinstance(error, (QuestionFailed, ValueError)) else None
-            unanswered = lowest if isinstance(error, Unanswered) else None
+            # The completion can cause these: a question that is too long, a reply without a score.
+            if isinstance(error, (QuestionFailed, ValueError)):
+                score = lowest
+            # And this, a reply that never ends, unless the server answers nobody: `_ask` knows.
+            if isinstance(error, Unanswered):
+                unanswered = lowest
         if is_fatal or self.on_error == "raise":
             remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
             where = f"{failure} from {self.endpoint.base_url}"
