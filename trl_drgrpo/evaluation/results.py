@@ -105,7 +105,7 @@ def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: i
         resamples (`int`): Number of draws.
         seed (`int`, *optional*, defaults to `0`): Seed of the draws.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)  # fixed by default: the same samples give the same interval
     # One draw at a time: all of them at once would be a table of resamples x prompts.
     resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
     return np.nanquantile(resampled, (0.025, 0.975)).tolist()
@@ -129,10 +129,10 @@ def judged(
         `InputError`: Rewards other than 0 and 1 without a threshold.
     """
     rule = CorrectnessRule(names, reward, threshold)
-    # numpy turns None, a completion that could not be scored, into NaN.
+    # numpy turns None, a completion that could not be scored, into NaN, which the rule judges as None.
     rewards = np.array([row[KIND]["rewards"][rule.name] for row in rows], dtype=np.float64).tolist()
     verdicts = rule.judge(rewards)
-    if verdicts is None:
+    if verdicts is None:  # some reward is neither 0 nor 1, and no threshold says what is correct
         not_a_verdict = next(value for value in rewards if value not in (0.0, 1.0) and not math.isnan(value))
         got = f"none for {rule.name}, which gave {not_a_verdict:g}"
         remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."

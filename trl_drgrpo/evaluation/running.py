@@ -67,6 +67,7 @@ def check_rows_fit(
     template: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse rows with prompts that are too long for a model that is not loaded yet, see [`check_context`]."""
+    # The tokenizer and the configuration are small; the weights come after this check.
     tokenizer = load_tokenizer(model, loading)
     lengths = [len(prompt_ids(row["prompt"], tokenizer, template)) for row in rows]
     check_context(load_config(model, loading), lengths, decoding)
@@ -150,7 +151,7 @@ def sample_and_score(
                     failures[score.name] = score.failures[place]
             if failures:
                 row[KIND]["failures"] = failures
-        for place in range(0, len(sampled), samples):
+        for place in range(0, len(sampled), samples):  # prompt by prompt
             yield sampled[place : place + samples]
 
 
@@ -172,7 +173,7 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:
     """Refuse a reward that failed on every row, before more completions are sampled for it."""
     for score in scores:
-        if len(score.failures) == rows:
+        if len(score.failures) == rows:  # a completion or two may be hostile; all of them are not
             remedy = "Nothing could be scored: fix the reward. `trl-drgrpo score` tries it on saved completions."
             got = f"{score.failures[0]}, on every completion of the first prompts"
             raise RewardError(f"reward function {score.name!r}", got, "a reward", remedy)

@@ -108,6 +108,7 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
     # Counts per distinct score take the place of ranks: every resample needs two of them, and no sorting.
     values, rank = np.unique(score, return_inverse=True)
 
+    # The Mann-Whitney statistic: of all pairs of a true and a false one, the share in which the true one is higher.
     def area(weight: np.ndarray) -> float:
         # True and false ones per distinct score. A pair of equal scores counts one half.
         good = np.bincount(rank, weight * truth, len(values))
@@ -117,10 +118,10 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
         return float(pairs_in_order / total) if total else math.nan
 
     area_of_all = area(np.ones(len(score)))
-    if math.isnan(area_of_all):
+    if math.isnan(area_of_all):  # there is no pair
         return None, None, None
     distinct, problem = np.unique(np.asarray(prompts), return_inverse=True)
-    if len(distinct) == 1:
+    if len(distinct) == 1:  # every resample would be the sample itself
         return area_of_all, None, None
 
     def resampled_area(drawn: np.ndarray) -> float:
@@ -154,6 +155,7 @@ def _first_error(
         "correct_accuracy": None,
         "f1": None,
     }
+    # An accuracy for each kind of completion that is there.
     accuracies = []
     for kind, hits in (("incorrect", incorrect_hits), ("correct", correct_hits)):
         if hits:
@@ -180,5 +182,6 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
             scores = [entry["score"] for entry in calibration["bins"]]
             shares = [entry["true_frac"] for entry in calibration["bins"]]
             axes.plot(scores, shares, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
+        # To matplotlib, a pair of dollar signs would be a formula.
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")
     return save_figure(figure, path)

@@ -16,10 +16,11 @@ from trl_drgrpo.common.markdown import plain
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
+Result = Mapping[str, Any]  # of an evaluation, as `results.results` makes it
 _FEW_PROMPTS = 30  # below, a percentile bootstrap covers less than the 95% that it claims
 
 
-def title(content: Mapping[str, Any]) -> str:
+def title(content: Result) -> str:
     """Describe data and sampling in one line."""
     data = content["dataset"]
     sampling = content["sampling"]
@@ -51,13 +52,13 @@ def title(content: Mapping[str, Any]) -> str:
     return description
 
 
-def is_whole(content: Mapping[str, Any]) -> bool:
+def is_whole(content: Result) -> bool:
     """Tell whether all prompts of the split were evaluated."""
     data = content["dataset"]
     return data["prompts"] == data.get("of", data["prompts"])
 
 
-def correct_by(content: Mapping[str, Any]) -> str:
+def correct_by(content: Result) -> str:
     """Return the reward that decides on correctness, with its threshold."""
     rule = content["correct"]
     if rule["threshold"] is None:
@@ -65,7 +66,7 @@ def correct_by(content: Mapping[str, Any]) -> str:
     return f"{rule['reward']} >= {rule['threshold']:g}"
 
 
-def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(content: Result) -> tuple[list[str], list[list[str]]]:
     """Return head and rows: one row per model, and the difference below two."""
     # The columns are those of the first model; all of them have the same.
     ks = list(content["models"][0]["pass_at"])
@@ -98,8 +99,9 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def notes(content: Mapping[str, Any]) -> list[str]:
+def notes(content: Result) -> list[str]:
     """Return method and caveats of the numbers, a sentence each."""
+    # The method first, then what limits the numbers of this result.
     lines = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
     estimates = list((content["difference"] or {}).values())
     for model in content["models"]:
@@ -140,8 +142,9 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
+def _markdown_lines(content: Result) -> list[str]:
     head, rows = table(content)
+    # Names and prompts are the user's: `plain` keeps Markdown from reading them.
     lines = [plain(title(content)), "", markdown_row(head), "|" + "---|" * len(head)]
     for name, *cells in rows:
         lines.append(markdown_row([plain(name), *cells]))
@@ -177,7 +180,7 @@ _DATA_FILES = (".json", ".jsonl", ".parquet", ".csv")
 _BEFORE = "## Limits"  # the section goes before this heading of our own card, and to the end of any other
 
 
-def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> None:
+def put_into_card(readme: Path, evaluations: Sequence[Result]) -> None:
     """State evaluations of a model in its card, in the place of earlier ones.
 
     Args:
@@ -188,6 +191,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
 
     card = ModelCard.load(readme, ignore_metadata_errors=True)  # a card by hand may have metadata that do not parse
     data: Any = card.data
+    # The Hub shows results under a name; a card without one gets that of its folder.
     data.model_name = data.model_name or readme.absolute().parent.name
     # Results of other tools stay.
     eval_results = []
@@ -212,7 +216,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     write_whole(readme, str(card))
 
 
-def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
+def _metadata(content: Result) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
     data = content["dataset"]
@@ -220,7 +224,7 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     model = next(candidate for candidate in content["models"] if candidate["role"] == "model")
     eval_results = []
     for k, estimate in model["pass_at"].items():
-        if estimate["value"] is None:
+        if estimate["value"] is None:  # no prompt has `k` scored completions
             continue
         eval_results.append(
             EvalResult(
@@ -238,7 +242,7 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     return eval_results
 
 
-def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
+def _without_paths(content: Result) -> dict[str, Any]:
     """Return a result without the names of local folders."""
     data = content["dataset"] | {"name": public_name(content["dataset"]["name"], "a local dataset")}
     models = []
@@ -252,6 +256,7 @@ def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def public_name(name: str, otherwise: str) -> str:
     """Return a Hub id or a generated task unchanged, a local file by its name, and `otherwise` for anything else."""
+    # A path shows the names of a user and of a machine, which a published card should not.
     path = Path(name)
     if path.suffix in _DATA_FILES:
         return path.name

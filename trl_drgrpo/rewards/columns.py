@@ -19,6 +19,8 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
 
+Keywords = dict[str, Any]  # of one call of a reward function: columns by name, and TRL's own
+
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -68,7 +70,7 @@ def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[s
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+def only_rows(kwargs: Keywords, rows: Sequence[int]) -> Keywords:
     """Return the keywords of a call for some of its rows: columns cut down to these, anything else as it is."""
     # A column is told by its length: TRL does not say which of its keywords have one value per completion.
     count = len(kwargs["completions"])
@@ -301,7 +303,7 @@ def _inner_rewards(func: object) -> tuple[Any, ...]:
     return inner_rewards if isinstance(inner_rewards, tuple) else ()
 
 
-def _takes(method: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _takes(method: Callable, args: tuple[Any, ...], kwargs: Keywords) -> bool:
     try:
         inspect.signature(method).bind(*args, **kwargs)
     except (TypeError, ValueError):

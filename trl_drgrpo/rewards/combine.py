@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
-from trl_drgrpo.rewards.columns import is_async, only_rows, required, select, signature_of
+from trl_drgrpo.rewards.columns import Keywords, is_async, only_rows, required, select, signature_of
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_names import register_reward
@@ -74,24 +74,25 @@ class Composed:
         """Return the results of several calls."""
         return [await call for call in calls]
 
-    async def scored(self, kwargs: dict[str, Any], *reward_funcs: Callable) -> list[Rewards]:
+    async def scored(self, kwargs: Keywords, *reward_funcs: Callable) -> list[Rewards]:
         """Return the rewards of the parts, each called with those of TRL's keywords that it takes. A `RewardError`
         names a part whose result is invalid."""
 
+        # `select`: a part need not have `**kwargs`, as a function in `reward_funcs` must.
         async def rewards_of(part: Callable) -> Rewards:
             output = await self.called(part, **select(part, kwargs))
             return validate_rewards(output, len(kwargs["completions"]), reward_name(part))
 
         return await self.together(map(rewards_of, reward_funcs))
 
-    def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
+    def log(self, kwargs: Keywords, key: str, values: Iterable[float | None]) -> None:
         """Log the mean of the values that are not `None`, if there is one, as a metric of this reward."""
         present = [value for value in values if value is not None]
         log_metric = kwargs.get("log_metric")
         if present and log_metric is not None:
             log_metric(f"rewards/{self.__name__}/{key}", sum(present) / len(present))
 
-    async def some(self, part: Callable, kwargs: dict[str, Any], rows: Sequence[int]) -> Rewards:
+    async def some(self, part: Callable, kwargs: Keywords, rows: Sequence[int]) -> Rewards:
         """Return the rewards of a part for some of the rows: each list of one value per row is cut down to them.
 
         Columns for `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
@@ -106,7 +107,7 @@ class Composed:
                     log_extra(column, [None] * total)
             return []
         chosen = only_rows(kwargs, rows)
-        if log_extra is not None:
+        if log_extra is not None:  # stands in for TRL's, with the rows' values in their places
 
             def log_all(column: str, values: Sequence[Any]) -> None:
                 self.logged.add(column)
@@ -149,6 +150,7 @@ class AsyncComposed(Composed):
 
 def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings: Any) -> Composed:
     """Return a [`Composed`] reward function; it is asynchronous if one of the functions is."""
+    # TRL tells by the function whether to await it, so a class of its own: `__call__` is asynchronous or it is not.
     kind = AsyncComposed if any(map(is_async, reward_funcs)) else Composed
     return kind(name, reward_funcs, *args, **settings)
 
@@ -266,11 +268,12 @@ def clipped(reward: object, low: float = 0.0, high: float = 1.0, name: str = "")
 
 
 async def _weighted_sum(
-    reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
+    reward: Composed, kwargs: Keywords, names: Sequence[str], weights: Sequence[float], skips_none: bool
 ) -> Rewards:
     rewards_per_part = await reward.scored(kwargs, *reward.reward_funcs)
     for part_name, rewards in zip(names, rewards_per_part, strict=True):
         reward.log(kwargs, part_name, rewards)
+    # From one list per part to one sum per row.
     sums: Rewards = []
     for row in zip(*rewards_per_part, strict=True):
         terms = []
@@ -287,7 +290,7 @@ async def _weighted_sum(
     return validate_rewards(sums, len(sums), reward.__name__)  # refuses infinity, as of any reward
 
 
-async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
+async def _gated(reward: Composed, kwargs: Keywords, else_value: float | None, at_least: float) -> Rewards:
     # The gate first and alone: the reward behind it may be expensive, and is asked for the rows that passed.
     inner, gate = reward.reward_funcs
     [gates] = await reward.scored(kwargs, gate)
@@ -302,15 +305,16 @@ async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | N
         elif value is not None:
             rewards[row] = else_value
     reward.log(kwargs, "passed_frac", passes)
-    for row, value in zip(passed_rows, await reward.some(inner, kwargs, passed_rows), strict=True):
+    inner_rewards = await reward.some(inner, kwargs, passed_rows)
+    for row, value in zip(passed_rows, inner_rewards, strict=True):
         rewards[row] = value
     return rewards
 
 
-async def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Rewards:
+async def _clipped(reward: Composed, kwargs: Keywords, low: float, high: float) -> Rewards:
     [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
     within: Rewards = []
-    is_beyond: list[float | None] = []
+    is_beyond: Rewards = []
     for value in rewards:
         bounded = None if value is None else min(max(value, low), high)
         within.append(bounded)

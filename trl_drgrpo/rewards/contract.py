@@ -22,7 +22,15 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.columns import PER_CALL, adapter_hint, behind_partials, is_async, parameters, users_own
+from trl_drgrpo.rewards.columns import (
+    PER_CALL,
+    Keywords,
+    adapter_hint,
+    behind_partials,
+    is_async,
+    parameters,
+    users_own,
+)
 from trl_drgrpo.rewards.texts import are_messages, completion_text, in_other_form
 
 logger = logging.getLogger(__name__)
@@ -113,7 +121,7 @@ class Guard:
     has_logged: bool = False
     has_compared: bool = False
 
-    async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
+    async def rewards(self, args: tuple[Any, ...], kwargs: Keywords) -> Rewards:
         """Return the rewards of one call, by keyword or by position."""
         kwargs = _by_name(self.reward_func, args, kwargs, self.name)
         # TRL's function for the reward of environments gets these in place of completions.
@@ -162,7 +170,7 @@ class Guard:
         form = form_note(rows)
         return f"{to_fix(error)} {form}" if form else ""
 
-    def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
+    def _warn_of_messages_unread(self, kwargs: Keywords, rewards: Rewards) -> None:
         """Warn of a function that gives all messages one value and their texts several.
 
         It was written for texts, and `len` of a list with one message is 1. A copy of it is called with the texts, so
@@ -378,7 +386,7 @@ def check_flag(field: str, value: object) -> None:
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
-def validate_rewards(output: object, num_completions: int, name: str) -> list[float | None]:
+def validate_rewards(output: object, num_completions: int, name: str) -> Rewards:
     """Return the rewards as a list of finite floats and `None`. Refuses any other result.
 
     Args:
@@ -468,7 +476,7 @@ def to_fix(error: BaseException, option: str | None = "on_reward_error", what: s
     return f"Fix the {what} ({where}){go_on}."
 
 
-def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: Keywords, name: str) -> Keywords:
     """Return the keywords of a call by position: in the order of the function's parameters, or `(prompts,
     completions)`. TRL's function for an environment's own reward needs `environments` alone."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

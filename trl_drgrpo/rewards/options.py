@@ -57,8 +57,12 @@ def _described(value: object, levels: int) -> Any:
 
 
 def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
-    items = list(values.items())[:_MOST]
-    return {str(name): _described(item, levels) for name, item in items if not is_secret(str(name))}
+    described = {}
+    for key, item in list(values.items())[:_MOST]:
+        name = str(key)
+        if not is_secret(name):
+            described[name] = _described(item, levels)
+    return described
 
 
 def _described_object(value: object, levels: int) -> Any:

@@ -53,6 +53,7 @@ def _write_path(text: str) -> str:
 
 def _at_path(spec: str, field: str, kind: Literal["function", "name"] = "function") -> tuple[ModuleType, Any] | None:
     """Return the module and the object of a path; `None` for text that is no path. `kind` is for the message."""
+    # `file.py:name` first: a file's path may have points in it. `name.py` alone is a file without a name.
     place, _, attribute = spec.rpartition(":")
     if place.endswith(".py"):
         module = module_from_file(spec, place, field)
@@ -145,7 +146,11 @@ def origin(module_or_object: object) -> str:
 
 
 def _public_functions(module: ModuleType) -> list[str]:
-    return sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and not name.startswith("_"):
+            names.append(name)
+    return sorted(names)
 
 
 # Only ever a type in annotations: the command line reads the kinds of its flags from them.
@@ -161,7 +166,7 @@ _SEVERAL = ("rewards", "parts")
 def check_spec(spec: object, field: str = "reward_funcs") -> None:
     """Check what needs no import of a reward: that a spec is text or a mapping with one registered name, and that the
     name takes options. Rewards in the options are checked too. `field` is for the message."""
-    if isinstance(spec, str) and spec.strip():
+    if isinstance(spec, str) and spec.strip():  # whether it leads anywhere, an import would tell
         return
     name, options = _split(spec, field)
     if REWARDS[name].factory is None:
@@ -218,14 +223,9 @@ def _built(factory: Callable, options: object, field: str) -> Any:
         raise InputError(field, got, expected, f"See the docstring of `{name}`.") from error
 
 
-def bare_names() -> list[str]:
-    """Return the names that stand for a reward without options, sorted."""
-    return sorted(name for name, entry in REWARDS.items() if entry.stands_alone)
-
-
 def _unknown(name: str, field: str, otherwise: str) -> InputError:
     """Return the error for a name that is not registered. It lists all names, and the nearest or else other advice."""
-    alone = bare_names()
+    alone = sorted(name for name, entry in REWARDS.items() if entry.stands_alone)
     with_options = sorted(REWARDS.keys() - alone)
     expected = f"one of {', '.join(alone)}, with options {', '.join(with_options)}, or a path"
     candidates = [] if name.endswith(".py") else REWARDS  # a file was meant
@@ -234,6 +234,7 @@ def _unknown(name: str, field: str, otherwise: str) -> InputError:
 
 def _member(name: str, field: str, *, with_options: bool) -> Callable:
     """Return the reward that a name stands for on its own, or its class or function that takes options."""
+    # Three ways: the reward itself; its factory, for options; its factory called with the usual options.
     entry = REWARDS[name]
     is_reward = entry.reward is not None and not with_options
     home = entry.reward if is_reward else entry.factory
@@ -265,6 +266,7 @@ def _split(spec: object, field: str) -> tuple[str, Any]:
 
 def _as_options(options: object, factory: Callable, field: str) -> dict[str, Any]:
     """Return the options by name. Refuses unknown options, and the absence of one without a default."""
+    # What the factory takes, by its signature.
     names = []
     required_names = []
     takes_any = False
@@ -281,7 +283,7 @@ def _as_options(options: object, factory: Callable, field: str) -> dict[str, Any
             raise InputError(field, "a value without a name", "a mapping of options", "Write the option's name.")
         options = {names[0]: options}
     for option in options:
-        if not isinstance(option, str):
+        if not isinstance(option, str):  # YAML reads the keys `yes` and `1` as other types
             raise InputError(field, f"the option {option!r}", "names of options", "Write them as strings.")
         if option not in names and not takes_any:
             remedy = did_you_mean(option, names, "Remove it.")
@@ -357,6 +359,7 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
     at_path = _at_path(spec, field)
     if at_path is None:
         raise _unknown(spec, field, _write_path(spec))
+    # What the path leads to must be callable. A class is, but TRL would take its instances for rewards.
     module, candidate = at_path
     if inspect.isclass(candidate):
         got = f"{spec!r}, which is a class"

@@ -16,7 +16,7 @@ from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.ranges import refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
-from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
+from trl_drgrpo.rewards.contract import Limits, OnError, Rewards, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.texts import completion_text
 
@@ -52,6 +52,7 @@ def last_tagged(text: str) -> str | None:
 
     ```
     """
+    # The last opening that a closing follows; then the first closing behind it.
     start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
     if start < 0:
         return None
@@ -156,7 +157,10 @@ class SampleReward:
         options: Any = self
         if not columns and getattr(self, "column", None) is not None:
             columns = (options.column,)
-        settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
+        settings = {}
+        for name in ("limits", "on_error"):
+            if hasattr(options, name):
+                settings[name] = getattr(options, name)
         # By its class: `__init__` of the instance is the one that `dataclass` has made of the fields.
         SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
@@ -178,9 +182,11 @@ class SampleReward:
         """Tell whether the reward is plain without `score`, and return it: a shortcut in this process."""
         return False, None
 
-    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
-        columns = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
-        rewards: list[float | None] = []
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
+        columns = {}
+        for name in self.columns:
+            columns[name] = column_values(kwargs, name, len(completions), self.__name__)
+        rewards: Rewards = []
         # Rows that a look decides never reach a worker: of mathematical answers these are most.
         open_rows = []
         calls = []
@@ -193,7 +199,8 @@ class SampleReward:
                 open_rows.append(row)
                 calls.append(((text,), values))
 
-        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that are still open
+        # Of all completions, not of those that are still open: the share must compare between batches.
+        def log_share(metric: str, value: float) -> None:
             if log_metric is not None:
                 log_metric(metric, value * (len(open_rows) / len(completions)))
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
+from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, ask, parameters
 from trl_drgrpo.rewards.contract import awaited, log_number, validate_rewards
 from trl_drgrpo.rewards.texts import one_line, prompt_key
 
@@ -52,6 +52,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """
     file = Path(path)
     if file.is_dir():
+        # Parquet first: the form in which TRL logs completions.
         parts = sorted(file.glob("*.parquet")) or sorted(file.glob("*.jsonl"))
         if not parts:
             expected = "a folder of .parquet or .jsonl files"
@@ -86,6 +87,7 @@ def check_completions(rows: Iterable[Row]) -> None:
 def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
     """Return the rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt
     that the dataset does not have, or has with different columns."""
+    # The dataset by prompt. The same row twice is no problem; two rows that differ in the answer are.
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):
         if "prompt" not in row:
@@ -224,7 +226,7 @@ class RewardScores:
 
     def summary(self) -> dict[str, Any]:
         """Return numbers for the table: mean, standard deviation (population), extremes, shares, time."""
-        values: list[float | None] = []
+        values: list[float | None] = []  # of all steps, where the rewards are those of steps
         for row in self.rewards:
             values += row if isinstance(row, list) else [row]
         scored = [value for value in values if value is not None]
@@ -281,7 +283,8 @@ def score_rows(
             if type(error) is InputError:  # not a subclass: a `RewardError` tells of one row
                 raise
             rewards = [None] * len(batch)
-            scores.failures |= dict.fromkeys(range(start, start + len(batch)), told(error))
+            indices = range(start, start + len(batch))
+            scores.failures |= dict.fromkeys(indices, told(error))
             if not speaks_for_itself(error):
                 scores.traceback = scores.traceback or traceback.format_exc()
         seconds = (time.perf_counter() - begun) / len(batch)
@@ -293,7 +296,7 @@ def score_rows(
             scores.metrics.setdefault(metric, []).extend(values)
             if metric.endswith("/failed_frac"):
                 failed_frac = max(failed_frac, values[-1])
-        if failed_frac > 0 and start not in scores.failures:
+        if failed_frac > 0 and start not in scores.failures:  # else the call raised, and its rows are counted
             if len(batch) == 1:
                 scores.failures[start] = _OWN_COUNT
             else:
@@ -321,16 +324,17 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
         has_raised = scores.failures.get(index, _OWN_COUNT) != _OWN_COUNT
         if reward is not None or has_raised:  # of a call that raised, the error is told instead
             continue
-        columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+        columns = {}
+        lines = {}
+        for name, value in row.items():
+            if name not in ("prompt", "completion"):
+                columns[name] = value
+            if name in names:
+                text = value if isinstance(value, str) and value.strip() else repr(value)
+                lines[name] = one_line(text, 80)
         reason = ask(reward_func, "check_row", **columns)
-        lines = {name: _brief(value) for name, value in row.items() if name in names}
         unscored.append({"row": index + 1, "reason": reason, "columns": lines})
     return unscored
-
-
-def _brief(value: object) -> str:
-    text = value if isinstance(value, str) and value.strip() else repr(value)
-    return one_line(text, 80)
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
@@ -346,7 +350,8 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     comparisons = []
     for first, second in itertools.combinations(graders, 2):
         rows = []
-        for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
+        pairs = zip(graders[first], graders[second], strict=True)
+        for number, (a, b) in enumerate(pairs, start=1):
             if a is None or b is None:
                 differs = a is not b  # both None: they agree that nothing can be said
             else:
@@ -357,11 +362,13 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     return comparisons
 
 
-def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
+def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> Keywords:
     """Return the keywords of TRL's call. `trainer_state` is `None`, as there is no trainer."""
-    columns = {NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]}
+    columns = {}
+    for name in batch[0]:
+        columns[NEVER_PASSED.get(name, name)] = [row[name] for row in batch]  # `prompt` as `prompts`
     return {
-        "completion_ids": [None] * len(batch),
+        "completion_ids": [None] * len(batch),  # unless the file has them
         **columns,
         "trainer_state": None,
         "log_extra": lambda column, values: None,

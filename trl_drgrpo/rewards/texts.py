@@ -60,6 +60,7 @@ def prompt_text(prompt: Text) -> str:
     """
     if isinstance(prompt, str):
         return prompt
+    # Without roles and special tokens: no chat template is known here.
     return "\n\n".join(content_text(message.get("content")) for message in prompt)
 
 

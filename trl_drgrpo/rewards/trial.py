@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, told
-from trl_drgrpo.rewards.columns import NEVER_PASSED, users_own
+from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, users_own
 from trl_drgrpo.rewards.contract import Rewards, awaited, form_note, reward_name, unheard, validate_rewards
 from trl_drgrpo.rewards.isolation.isolated import IsolatedReward
 from trl_drgrpo.rewards.texts import are_messages, as_messages, in_other_form
@@ -38,7 +38,7 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
             both, or gives messages one value and texts several, is a warning.
     """
     for reward_func in reward_funcs:
-        if users_own(reward_func):
+        if users_own(reward_func):  # those of this package read both forms
             if isinstance(reward_func, IsolatedReward):
                 reward_func = reward_func.reward  # without its worker: its exception must reach this process
             _try(reward_func, row)
@@ -47,6 +47,7 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
 def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     name = reward_name(reward_func)
     kwargs = _keywords(row)
+    # First in the run's own form. Only a function that fails there, or tells nothing apart, is tried in the other one.
     has_messages = are_messages(kwargs["completions"])
     note = form_note(kwargs["completions"])
     rewards, error = _called(reward_func, kwargs, name)
@@ -66,7 +67,7 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
 
-def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(row: Mapping[str, Any]) -> Keywords:
     """Return the keywords of TRL's call for a group of completions of that row."""
     from transformers import TrainerState
 
@@ -86,7 +87,7 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _called(reward_func: Callable, kwargs: dict[str, Any], name: str) -> tuple[Rewards, Exception | SystemExit | None]:
+def _called(reward_func: Callable, kwargs: Keywords, name: str) -> tuple[Rewards, Exception | SystemExit | None]:
     """Return the rewards of a call, or no rewards and its exception."""
     try:
         output = awaited(reward_func(**kwargs, log_extra=unheard, log_metric=unheard))

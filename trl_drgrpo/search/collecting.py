@@ -111,6 +111,7 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     Returns:
         `list[dict]`: `prompt` and `completion` of the correct rows that ended by themselves.
     """
+    # Not the completions that were cut: they have no end to learn.
     solved = []
     for row in rows:
         if row["correct"] and row["finish_reason"] == "stop":
@@ -142,6 +143,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         if row["correct"]:
             solved.add(problem)
             selected_correct += row["selected"]
+    # Tokens once per problem, although each of its rows has them.
     numbers: dict[str, float] = {"problems": len(problems), "completions": completions}
     for name in _COUNTS:
         numbers[name] = sum(counts[name] for counts in problems.values())
@@ -267,5 +269,6 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
 def _to_a_completion(problem: Problem, strategy: Strategy) -> Searching:
     """Run a strategy. Where it has finished no completion, ask for the one for which tokens were reserved."""
     yield from strategy(problem)
+    # Beams and trees may spend all on steps. The tokens for one completion were kept back, see `Budget.steps`.
     if not problem.budget.has_finished:
         yield [Branch(problem.best_unfinished(), 1, to_end=True)]

@@ -89,7 +89,7 @@ class Node:
 
     def path(self) -> list["Node"]:
         """Return the steps from the first one to this one; empty for the root."""
-        nodes: list[Node] = []
+        nodes: list[Node] = []  # from here up
         node = self
         while node.parent is not None:
             nodes.append(node)
@@ -191,7 +191,7 @@ class SearchSettings:
             refuse_outside(name, getattr(self, name), allowed)
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        self.segmenter()
+        self.segmenter()  # refuses a separator that is none
 
     def segmenter(self) -> StepSegmenter:
         """Build the segmenter that cuts completions into steps."""
@@ -314,6 +314,7 @@ class Problem:
     ):
         self.index = index
         self.prompt = row["prompt"]
+        # A completion in the data is not the one that a reward is to judge.
         self.columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
         self.tokenizer = tokenizer
         self.settings = settings
@@ -328,7 +329,7 @@ class Problem:
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
         """Return the branches that the budget pays for, with the sampler's requests."""
         self._rounds += 1
-        # All branches of a round are of one kind.
+        # All branches of a round are of one kind, which decides how the budget is shared.
         pay = self.budget.steps
         if branches and branches[0].to_end:
             pay = self.budget.whole

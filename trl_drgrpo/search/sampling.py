@@ -128,6 +128,7 @@ class _Watch(StoppingCriteria):
         self.continuations: list[Continuation | None] = [None] * len(rows)
 
     def __call__(self, input_ids: torch.LongTensor, scores: object, **kwargs: Any) -> torch.BoolTensor:
+        # transformers asks behind each token: the last column of `input_ids` is new.
         for i, token in enumerate(input_ids[:, -1].tolist()):
             if self.continuations[i] is None:
                 self.tokens[i].append(token)

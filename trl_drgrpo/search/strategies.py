@@ -89,7 +89,7 @@ class Appraiser:
         if self.prm is None:
             return self.accepted(node)
         scores = [step.score for step in node.path() if step.score is not None]
-        if not scores:
+        if not scores:  # `min` of nothing is an error, and 0 would be a verdict
             return None
         return PATH_VALUES[self.settings.path_value](scores)
 
@@ -161,6 +161,7 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     """Ask for the continuations of each beam, step by step, until the budget is spent."""
     width = problem.settings.width
     children = problem.settings.children
+    # Without a process reward model a step has no value of its own, so whole continuations are sampled for one.
     to_end = not problem.by_steps
     while True:
         front = [problem.root]

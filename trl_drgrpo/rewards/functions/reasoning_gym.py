@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Entry = dict[str, Any]  # of a task, as reasoning-gym makes it: question, answer, metadata
+
 TEST_SEED_DISTANCE = 1_000_000
 DEFAULT_SEED = 0
 _OWN_OPTIONS = {"test_size": 100, "system_prompt": ""}
@@ -97,6 +99,7 @@ def _factory_of(task: str) -> tuple[Any, Any]:
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
     """Return the task's configuration from the query and our own options: every key known, every value of its
     default's type."""
+    # The defaults of the task's configuration tell the types of its options.
     defaults: dict[str, Any] = {}
     for entry in dataclasses.fields(config_class):
         defaults[entry.name] = entry.default
@@ -140,7 +143,7 @@ def _read_value(field: str, text: str, default: object) -> Any:
     return value
 
 
-def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[Entry]:
     try:
         dataset = gym.create_dataset(task, **config)
         return [dataset[index] for index in range(len(dataset))]
@@ -151,7 +154,8 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
         raise InputError(field, got, "options of the task", remedy) from error
 
 
-def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_overlap(task: str, train: list[Entry], test: list[Entry]) -> list[Entry]:
+    # By the question: two rows of different seeds may be the same task.
     train_questions = {entry["question"] for entry in train}
     new_entries = [entry for entry in test if entry["question"] not in train_questions]
     if len(new_entries) < len(test):
@@ -166,9 +170,7 @@ def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str
     return new_entries
 
 
-def _as_dataset(
-    entries: list[dict[str, Any]], task: str, config: dict[str, Any], system_prompt: str | None
-) -> "Dataset":
+def _as_dataset(entries: list[Entry], task: str, config: dict[str, Any], system_prompt: str | None) -> "Dataset":
     from datasets import Dataset, Features, Value
 
     # Stated, since a column of answers that are all null would get a type of its own.
@@ -195,7 +197,11 @@ def _encode(value: object) -> str:
 
 def _decode(text: str) -> Any:
     """The inverse of `_encode`: for a column `entry`, a dict with `task`, `config` and `entry`."""
-    return json.loads(text, object_hook=lambda mapping: tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping)
+
+    def unmarked(mapping: Entry) -> Any:
+        return tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping
+
+    return json.loads(text, object_hook=unmarked)
 
 
 def _mark_tuples(value: object) -> Any:
@@ -248,7 +254,7 @@ def reasoning_gym_reward(
     return scores
 
 
-def _score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
+def _score_text(score_answer: Callable, text: str, entry: Entry) -> float | None:
     """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
     answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
     if answer is None:
@@ -291,7 +297,7 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
+def _cached_scorer(task: str, config: str) -> Callable[[str, Entry], float]:
     gym, _ = _factory_of(task)
     # The scorer is a method of the data set. One row is enough of it: the entry to score comes with the call.
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer

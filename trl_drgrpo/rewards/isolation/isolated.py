@@ -23,7 +23,15 @@ import cloudpickle
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import LogExtra, LogMetric, behind_partials, only_rows, parameters, signature_of
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import (
+    FAILING_IS_FREE,
+    Limits,
+    OnError,
+    Rewards,
+    check_on_error,
+    declared,
+    reward_name,
+)
 from trl_drgrpo.rewards.isolation.pool import Call, pool_for
 from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
 from trl_drgrpo.rewards.recipe_names import register_reward
@@ -108,7 +116,7 @@ class IsolatedReward:
         self.reward_funcs = (reward,)  # the functions that `columns.ask` asks what they need
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
         """Return the rewards of the completions, called as the function itself would be."""
         if len(completions) == 0:
             return []
@@ -195,7 +203,7 @@ def _is_importable(module: str) -> bool:
 
 
 def scored_in_workers(
-    score: Callable[..., Any],
+    score: Callable,
     calls: Sequence[Call],
     *,
     name: str,
@@ -204,7 +212,7 @@ def scored_in_workers(
     log_metric: LogMetric,
     failed: float | None = None,
     threads: int = 1,
-) -> list[float | None]:
+) -> Rewards:
     """Return scores of single completions, each computed in a worker under limits.
 
     Args:
@@ -238,7 +246,7 @@ def scored_in_workers(
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
-def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) -> list[Any]:
+def _run_here(score: Callable, calls: Sequence[Call], threads: int) -> list[Any]:
     def outcome(call: Call) -> Any:
         try:
             return score(*call[0], **call[1])
@@ -257,12 +265,12 @@ def settled(
     on_error: OnError,
     log_metric: LogMetric,
     failed: float | None,
-) -> list[float | None]:
+) -> Rewards:
     """Return the scores, with `failed` in the place of failures, or `None` for those of the row.
 
     Failures are counted and the first is logged, or raised if `on_error` says so.
     """
-    scores: list[float | None] = []
+    scores: Rewards = []
     failures: dict[int, Failure] = {}
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, Failure):

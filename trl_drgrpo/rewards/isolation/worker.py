@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
+from trl_drgrpo.rewards.columns import Keywords
 from trl_drgrpo.rewards.contract import log_column, log_number, reward_number, validate_rewards
 
 _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages can quote a whole completion
@@ -34,7 +35,7 @@ _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages
 
 def serve(channel: socket.socket) -> NoReturn:
     """Answer requests on a blocking stream socket until it closes, then end this process."""
-    functions: dict[bytes, Callable[..., Any]] = {}
+    functions: dict[bytes, Callable] = {}
     worker_pid = os.getpid()
     requests = channel.makefile("rb")
     with contextlib.suppress(EOFError):
@@ -51,7 +52,7 @@ def serve(channel: socket.socket) -> NoReturn:
 
 
 def _answer(
-    functions: dict[bytes, Callable[..., Any]], key: bytes, path: list[str], function: bytes, call: bytes
+    functions: dict[bytes, Callable], key: bytes, path: list[str], function: bytes, call: bytes
 ) -> tuple[bytes, "Failure | None", bool]:
     try:
         result = b""
@@ -74,7 +75,7 @@ def _answer(
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def unpickled(files: Sequence[str], function: bytes) -> Callable[..., Any]:
+def unpickled(files: Sequence[str], function: bytes) -> Callable:
     """Load a function that refers to files named as rewards, which a worker cannot import by a name."""
     from trl_drgrpo.rewards.recipe_rewards import module_from_file
 
@@ -124,7 +125,7 @@ class SampleScorer:
         name (`str`): Name of the reward, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str):
+    def __init__(self, function: Callable, name: str):
         self.function = function
         self.name = name
 
@@ -160,11 +161,11 @@ class RewardCaller(SampleScorer):
     `loggers` names those of `log_metric` and `log_extra` that the function is given, as collectors.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, loggers: Sequence[str]):
+    def __init__(self, function: Callable, name: str, loggers: Sequence[str]):
         super().__init__(function, name)
         self.loggers = loggers
 
-    def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, kwargs: Keywords) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
         scored = Scored(None, [], [])
         collectors = {
             "log_metric": partial(log_number, lambda *entry: scored.metrics.append(entry)),

@@ -34,7 +34,8 @@ def serve():
 def run_script():
     """Run one program: a line with its length, its text, and then what is its own standard input."""
     # Byte by byte, and by os.read: a buffered reader would take what is the program's own input.
-    size = int(b"".join(iter(lambda: os.read(0, 1).strip(), b"")))
+    digits = iter(lambda: os.read(0, 1).strip(), b"")  # up to the line end
+    size = int(b"".join(digits))
     source = b""
     while len(source) < size:
         chunk = os.read(0, size - len(source))
@@ -103,7 +104,8 @@ class Candidate(wire.Peer):
         if wire.is_namedtuple(value):
             items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [number, kind, list(type(value)._fields), items]}
-        return {"object": [number, kind, value._name_ if isinstance(value, enum.Enum) else None]}
+        name = value._name_ if isinstance(value, enum.Enum) else None
+        return {"object": [number, kind, name]}
 
     def meant_by(self, tag, content):
         if tag == "object":

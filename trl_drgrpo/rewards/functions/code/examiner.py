@@ -216,8 +216,8 @@ def _binary(operation):
                 "attributes, or define the class in setup"
             )
         # No object of the completion is equal to plain data, nor to what a class of the tests compares.
-        is_known = isinstance(other, wire.PLAIN) or (kind.__module__ == "tests" and kind.__eq__ is not object.__eq__)
-        if is_comparison and not is_known:
+        is_of_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
+        if is_comparison and not (isinstance(other, wire.PLAIN) or is_of_tests):
             raise Undecided(f"a test compares an object of the completion with a {kind.__name__}, unknown here")
         return NotImplemented
 
@@ -260,7 +260,9 @@ def examine():
     namespace, tests, _ = prepared
     wire.send(writer, {"tests": len(tests)})
     shared = compile(job["setup"], "<setup>", "exec").co_names
-    channel = Channel(os.fdopen(job["read_fd"], "rb"), os.fdopen(job["write_fd"], "wb"), namespace, shared)
+    replies = os.fdopen(job["read_fd"], "rb")
+    requests = os.fdopen(job["write_fd"], "wb")
+    channel = Channel(replies, requests, namespace, shared)
     try:
         for passed in verdicts(channel, job, prepared, tally):
             wire.send(writer, {"passed": passed})

@@ -102,6 +102,7 @@ def parse_tests(
             tests = json.loads(tests)
         except (ValueError, RecursionError):
             return None
+    # APPS has lists of inputs and outputs, HumanEval one text, MBPP a list of texts, other sets a list of pairs.
     if isinstance(tests, Mapping):
         return _parallel(tests, setup, tolerance)
     if isinstance(tests, str):
@@ -111,7 +112,8 @@ def parse_tests(
     if all(isinstance(test, str) and test.strip() for test in tests):
         return FunctionTests(list(tests), setup or "", entry_point)
     if all(isinstance(test, Mapping) for test in tests):
-        return _programs([(_either(test, "input"), _either(test, "output")) for test in tests], tolerance)
+        pairs = [(_either(test, "input"), _either(test, "output")) for test in tests]
+        return _programs(pairs, tolerance)
     return None
 
 
@@ -178,17 +180,20 @@ def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | No
     if name is None:
         return _programs(list(zip(inputs, outputs, strict=True)), tolerance)
     # The name becomes source text, so it must be no more than a name.
-    if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(args, list) for args in inputs):
+    if not isinstance(name, str) or not name.isidentifier():
+        return None
+    if not all(isinstance(args, list) for args in inputs):
         return None
     calls = []
     for args, expected in zip(inputs, outputs, strict=True):
-        calls.append(_ONE_CALL.format(name=name, values=json.dumps([args, expected]), tolerance=tolerance))
+        values = json.dumps([args, expected])
+        calls.append(_ONE_CALL.format(name=name, values=values, tolerance=tolerance))
     return FunctionTests(calls, setup or "", name)
 
 
 def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> ProgramTests | None:
     cases = []
-    for case in pairs:
+    for case in pairs:  # one that is no text makes the row unscorable, not the case
         stdin, stdout = map(_text, case)
         if stdin is None or stdout is None:
             return None
@@ -204,4 +209,4 @@ def _text(value: object) -> str | None:
 
 
 def _either(row: Mapping[str, Any], name: str) -> Any:
-    return row.get(name, row.get(name + "s"))
+    return row.get(name, row.get(name + "s"))  # `input` or `inputs`

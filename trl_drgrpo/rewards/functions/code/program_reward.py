@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
 from trl_drgrpo.common.ranges import Range, finite_number, whole
 from trl_drgrpo.rewards.columns import LogMetric
-from trl_drgrpo.rewards.contract import OnError, available_workers, check_column
+from trl_drgrpo.rewards.contract import OnError, Rewards, available_workers, check_column
 from trl_drgrpo.rewards.functions.code.problems import (
     FunctionTests,
     ProgramTests,
@@ -307,7 +307,7 @@ class CodeReward(SampleReward):
             return sum(passed) / len(passed)
         return float(all(passed))
 
-    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
         self.check()
         return super().__call__(completions, log_metric, **kwargs)
 

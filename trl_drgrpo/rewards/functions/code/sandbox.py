@@ -382,7 +382,9 @@ def _walls(python: str, tmp: Sequence[str]) -> list[str]:
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(python))
     devices = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
     options += tmp
-    folders = {str(parent) for place in (*shown, *devices) for parent in Path(place).parents}
+    folders = set()
+    for place in (*shown, *devices):
+        folders |= {*map(str, Path(place).parents)}
     for folder in sorted(folders - {"/", "/tmp"}):
         options += ["--perms", "0755", "--dir", folder]  # else bubblewrap makes them for its own user alone
     for place in shown:
@@ -404,7 +406,8 @@ def _interpreter_files(python: str) -> tuple[str, ...]:
     # bin/python of an environment is a link to the base, often through further links. Each must be there inside; ten
     # are enough, and a circle of links ends, too.
     while os.path.islink(places[-1]) and len(places) < 10:
-        places.append(os.path.join(os.path.dirname(places[-1]), os.readlink(places[-1])))
+        link = places[-1]
+        places.append(os.path.join(os.path.dirname(link), os.readlink(link)))
     places += [os.path.realpath(python), f"{base_prefix}/lib", f"{base_prefix}/lib64"]
     if prefix != base_prefix:
         places += [f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/pyvenv.cfg"]
@@ -424,4 +427,5 @@ def _is_host_root() -> bool:
 @functools.lru_cache
 def _kernel() -> tuple[int, ...]:
     """Major and minor number of the running kernel."""
-    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())
+    version = os.uname().release.split("-")[0]  # 6.8.0-45-generic
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

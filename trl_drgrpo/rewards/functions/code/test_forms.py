@@ -154,7 +154,9 @@ def called(node, kind=(ast.Name, ast.Attribute)):
 def _fails(nodes):
     """Tell whether there is a statement that says: getting here is a failure."""
     for check in _checks(nodes):
-        if isinstance(check, ast.Raise) or (isinstance(check.test, ast.Constant) and not check.test.value):
+        if isinstance(check, ast.Raise):
+            return True
+        if isinstance(check.test, ast.Constant) and not check.test.value:  # assert False
             return True
     return False
 
@@ -162,11 +164,14 @@ def _fails(nodes):
 def _checks(nodes):
     checks = []
     for node in nodes:
-        checks += [inner for inner in ast.walk(node) if isinstance(inner, (ast.Assert, ast.Raise))]
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Assert, ast.Raise)):
+                checks.append(inner)
     return checks
 
 
 _TAKE_FUNCTIONS = ("check", "map", "filter")
+_NOT_RUN_BY_A_CALL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def split_tests(trees, setup, entry_point, is_text):
@@ -240,7 +245,8 @@ def _calls_of_tests(body, defined, entry_point):
     calls = []
     for node in functions:
         args = node.args
-        required = len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
+        required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
+        required += args.kw_defaults.count(None)  # `None` stands for no default here
         is_check = node.name == "check" and entry_point and required == count
         is_test = node.name.startswith("test") and not required
         if (is_check or is_test) and node.name not in run and MARKS & reached([node], defined):
@@ -256,8 +262,9 @@ def _calls_of_tests(body, defined, entry_point):
             raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
         code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
         # The compiler knows a generator by its `yield`, wherever that stands.
-        code_of_check = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
-        if code_of_check.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        codes = filter(inspect.iscode, code.co_consts)
+        code_of_check = next(inner for inner in codes if inner.co_name == node.name)
+        if code_of_check.co_flags & _NOT_RUN_BY_A_CALL:
             raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
     return calls
 
@@ -266,7 +273,7 @@ def reached(nodes, defined):
     """Names called in the nodes, and in the functions that those call."""
     names = set()
     unvisited = list(nodes)
-    while unvisited:
+    while unvisited:  # not recursive: a chain of functions may be as long as the text
         calls = used(unvisited.pop())[0]
         for name in calls - names:  # each name once: functions may call each other in a circle
             if name in defined:
@@ -278,6 +285,7 @@ def reached(nodes, defined):
 @functools.cache
 def used(node):
     """Names called, names passed on as functions, and names imported from the completion (`*`: all of them)."""
+    # `map(f, [1])` calls `f` without a call of it in the text, so arguments of such functions count as passed.
     called_names = set()
     passed = set()
     imported = set()
@@ -362,6 +370,7 @@ def names_to_ask(split, namespace, entry_point, setup):
             names_asked.append(name)
         elif name in _COMMON_MODULES:
             namespace[name] = __import__(name)
+        # What is left is nobody's: a missing import, or a helper that the set forgot.
         elif not hasattr(builtins, name) and not name.startswith("__"):
             raise ValueError(
                 f"the tests use {name!r}, which is neither defined nor what they test: define it in the "
@@ -381,6 +390,7 @@ def _check_told_apart(statements, asked):
     Statements belong together where one reads what another made. What has nothing in common does not matter to each
     other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.
     """
+    # Names that functions read have one version, as nobody knows when they are called.
     read_later = set()
     carriers = set()
     for node, _, later, assigned in statements:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 MAX_LINE = 1 << 24  # bytes of one message
@@ -68,15 +69,15 @@ _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
     "bytes": (bytes, lambda value: [bytes.hex(value)], bytes.fromhex),
     "bytearray": (bytearray, lambda value: [bytearray.hex(value)], bytearray.fromhex),
     "Decimal": (Decimal, lambda value: [Decimal.__str__(value)], Decimal),
-    "complex": (complex, lambda value: [value.real, value.imag], complex),
-    "Fraction": (Fraction, lambda value: [value.numerator, value.denominator], Fraction),
-    "range": (range, lambda value: [value.start, value.stop, value.step], range),
-    "slice": (slice, lambda value: [value.start, value.stop, value.step], slice),
+    "complex": (complex, attrgetter("real", "imag"), complex),
+    "Fraction": (Fraction, attrgetter("numerator", "denominator"), Fraction),
+    "range": (range, attrgetter("start", "stop", "step"), range),
+    "slice": (slice, attrgetter("start", "stop", "step"), slice),
     # datetime before date, which is its base class
     "datetime": (datetime, lambda value: [datetime.isoformat(value)], datetime.fromisoformat),
     "date": (date, lambda value: [date.isoformat(value)], date.fromisoformat),
     "time": (time, lambda value: [time.isoformat(value)], time.fromisoformat),
-    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], timedelta),
+    "timedelta": (timedelta, attrgetter("days", "seconds", "microseconds"), timedelta),
     "dict": (  # keys and values in turn: keys of JSON are texts only
         dict,
         lambda value: [part for item in dict.items(value) for part in item],

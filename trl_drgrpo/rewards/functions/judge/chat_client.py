@@ -86,8 +86,9 @@ class Endpoint:
     def __post_init__(self):
         try:
             url = urlsplit(self.base_url)
-            is_plain = url.scheme in ("http", "https") and bool(url.hostname) and not (url.query or url.fragment)
-            is_plain = is_plain and url.username is None and url.password is None and url.port != 0
+            has_user = url.username is not None or url.password is not None
+            is_plain = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+            is_plain = is_plain and not (has_user or url.query or url.fragment)
         except (AttributeError, TypeError, ValueError):
             is_plain = False
         if not is_plain:  # not quoted: there may be a password in it
@@ -139,7 +140,7 @@ class Session:
         self.resume_at = 0.0
         self.num_retries = 0
         self.http = import_http()
-        # `identity`: a compressed body could unpack to any size.
+        # `identity`: a compressed body could unpack to any size. The key goes into the client's headers alone.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -185,7 +186,7 @@ class Session:
                 try:
                     return await self._attempt(route, content)
                 except RequestFailed as failed:
-                    if failed.wait is None:
+                    if failed.wait is None:  # to ask again would not help
                         raise
                     if attempt == self.endpoint.retries:
                         raise type(failed)(f"{failed}, {attempt + 1} times") from None
@@ -240,6 +241,7 @@ class Session:
 
 
 def _count(usage: object, key: str) -> int:
+    # Servers leave `usage` out, or send null: a cost that is not told counts as 0.
     value = usage.get(key) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value >= 0 else 0
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.rewards.columns import LogExtra, LogMetric, signature_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error
+from trl_drgrpo.rewards.columns import Keywords, LogExtra, LogMetric, signature_of
+from trl_drgrpo.rewards.contract import OnError, Rewards, check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import (
     Endpoint,
     EndpointRefused,
@@ -77,7 +77,7 @@ class ScoreReader:
             )
         self.normalize = normalize
         is_pair = isinstance(score_range, (list, tuple)) and len(score_range) == 2
-        if not is_pair or not all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in score_range):
+        if not is_pair or not all(map(_is_finite, score_range)):
             raise InputError("score_range", repr(score_range), "two finite numbers", "For example [0, 10].")
         self.low, self.high = score_range
         if not self.low < self.high:
@@ -101,6 +101,10 @@ class ScoreReader:
         if not self.low <= score <= self.high:
             raise ValueError(f"a score of {score:g}, out of {self.low:g}..{self.high:g}")
         return (score - self.low) / (self.high - self.low) if self.normalize else score
+
+
+def _is_finite(bound: object) -> bool:
+    return isinstance(bound, (int, float)) and math.isfinite(bound)
 
 
 def _short(value: object) -> str:
@@ -152,8 +156,9 @@ class Judge:
         self.batch_timeout = batch_timeout
         self.log_replies = log_replies
         self.on_error = on_error
+        # `extra_body` last: it may replace both, or take them out.
         self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
-        self.has_answered = False  # the endpoint, at least once
+        self.has_answered = False  # the endpoint, at least once: then a refusal is no wrong setting
         self.has_logged = False
 
     def __repr__(self) -> str:
@@ -191,6 +196,7 @@ class Judge:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             verdicts = [task.result() for task in tasks]
+        # What it cost goes to the log: failures once in words, then as a share; tokens, retries and time always.
         failed = [verdict.failure for verdict in verdicts if verdict.failure]
         if failed and not self.has_logged:
             self.has_logged = True
@@ -357,7 +363,7 @@ class JudgeReward(Judge):
 
     async def __call__(
         self, completions: Sequence[Any], log_metric: LogMetric = None, log_extra: LogExtra = None, **kwargs: Any
-    ) -> list[float | None]:
+    ) -> Rewards:
         """Rewards of `B` completions, in order."""
         questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
         count = len(questions)
@@ -365,9 +371,10 @@ class JudgeReward(Judge):
         lowest = [self.lowest_reward] * count
         return await self._ask(questions, read, lowest, log_metric, log_extra)
 
-    def _messages(self, completion: Text, row: int, kwargs: dict[str, Any]) -> Messages:
+    def _messages(self, completion: Text, row: int, kwargs: Keywords) -> Messages:
         text = completion_text(completion)
-        # A completion cannot contain its own hash, so it cannot end the part that it stands in.
+        # A completion cannot contain its own hash, so it cannot end the part that it stands in. A random mark would
+        # make the request of a repeated run another one.
         boundary = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         values = {"boundary": boundary, "low": f"{self.low:g}", "high": f"{self.high:g}", "completion": text}
         if "{boundary}" not in self.template:

@@ -81,7 +81,7 @@ def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
         if x is None or y is None:  # a pole, or a value that sympy does not find
             continue
         # 30 digits refute almost every incorrect answer; only those that agree are worth 200 more.
-        if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
+        if not _close(x, y, _DIGITS - 10) or not _still_close(a, b, values, x, y):
             return False
         agreed = True
         if not symbols:  # the value is the same in all points
@@ -183,8 +183,8 @@ def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, NotImplementedError):
         return None
     # Cancellation leaves 0.e-165 of zero, without a digit that counts: a precision of one bit.
-    zeros = {number: sympy.Integer(0) for number in value.atoms(sympy.Float) if number._prec == 1}
-    value = value.xreplace(zeros)
+    zeros = [number for number in value.atoms(sympy.Float) if number._prec == 1]
+    value = value.xreplace(dict.fromkeys(zeros, sympy.Integer(0)))
     if not value.is_number or not value.is_finite or value.has(sympy.nan, sympy.zoo):
         return None
     return value
@@ -193,7 +193,8 @@ def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
 def _close(x: sympy.Expr, y: sympy.Expr, digits: int) -> bool:
     if x.is_Rational and y.is_Rational:
         return x == y
-    return bool(abs(x - y) <= max(abs(x), abs(y)) * sympy.Rational(1, 10**digits))
+    tolerance = max(abs(x), abs(y)) * sympy.Rational(1, 10**digits)
+    return bool(abs(x - y) <= tolerance)
 
 
 def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: sympy.Expr) -> bool:
@@ -202,7 +203,8 @@ def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: 
         return True  # compared exactly
     # Digits before the point from the number's bits: log10(2) is 0.301, rounded up. 2^{2019}-1 and 2^{2019}-2 differ
     # in the last of 608.
-    _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
+    larger = sympy.Float(max(abs(x), abs(y)), 15)
+    _, _, exponent, bits = larger._mpf_
     digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
     if digits > _MAX_DIGITS:
         return False
@@ -251,7 +253,9 @@ def _parsed(text: str) -> Any:
         return parsed
     if parsed.has(sympy.zoo, sympy.nan, sympy.Derivative):
         return None  # of 1/0 any value is as good as another, and the derivative of a letter is no 0
-    replaced: dict[Any, Any] = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
+    replaced: Point = {}
+    for number in parsed.atoms(sympy.Float):
+        replaced[number] = sympy.Rational(str(number))
     for symbol in parsed.free_symbols:
         if str(symbol) == "i":
             replaced[symbol] = sympy.I

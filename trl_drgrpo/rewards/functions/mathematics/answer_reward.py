@@ -79,6 +79,7 @@ class MathReward(SampleReward):
             remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
             raise InputError("answer_format", got, expected, remedy)
         check_column(self.answer_column, "answer_column")
+        # Now, although most samples need no algebra: the first that does would fail in the middle of a run.
         require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
         super().__post_init__(self.answer_column)
 
@@ -139,7 +140,7 @@ def unreadable_gold(gold: object) -> str | None:
 
     ```
     """
-    reason = "empty"
+    reason = "empty"  # where there is no answer at all
     for answer in gold_answers(gold):
         reason = unreadable(answer)
         if reason is None:

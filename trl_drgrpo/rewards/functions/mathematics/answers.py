@@ -194,8 +194,10 @@ def final_line_answer(text: str) -> str | None:
     answer = _hashed(text) or _stated(text)
     if answer:
         return answer
-    last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
-    return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
+    last = text.rstrip().rpartition("\n")[2].strip().strip("*")
+    if len(last) > MAX_CHARS or not _BARE_LINE.fullmatch(last):
+        return None
+    return last
 
 
 def _hashed(text: str) -> str | None:

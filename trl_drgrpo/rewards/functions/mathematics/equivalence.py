@@ -124,9 +124,10 @@ def _same_as_read(a: Answer, b: Answer, deep: bool) -> bool | None:
         return False
     # A name that only one of them has is forgiven: `5` and `x = 5`.
     if a.variable != b.variable and a.variable and b.variable:
-        if re.fullmatch(relations.CALL, a.variable) or re.fullmatch(relations.CALL, b.variable):
-            return False  # f(2) = 5 against f(3) = 5
-        are_names = re.fullmatch(relations.NAME, a.variable) and re.fullmatch(relations.NAME, b.variable)
+        variables = (a.variable, b.variable)
+        if any(re.fullmatch(relations.CALL, variable) for variable in variables):  # f(2) = 5 against f(3) = 5
+            return False
+        are_names = all(re.fullmatch(relations.NAME, variable) for variable in variables)
         if are_names and a.number and b.number:  # x = 5 against y = 5
             return False
         return relations.same_formula(a.equation, b.equation, deep)
@@ -183,7 +184,9 @@ def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
     if bare.unit or not with_unit.unit:
         return False
     quantity = letter_unit(bare.text)
-    return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
+    if not quantity or quantity[1] != with_unit.unit:
+        return False
+    return _same_numbers(with_unit, read(quantity[0]))
 
 
 def _is_ratio(gold: Answer, answer: Answer) -> bool:
@@ -209,7 +212,8 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
     exact = read(claim.exact)
     rounded = read(claim.rounded)
     # Nothing to check: only one side is there, or the other is no number, or has another unit.
-    if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
+    is_claim = claim.exact != claim.rounded and rounded.number is not None
+    if not is_claim or rounded.unit not in ("", PERCENT, exact.unit):
         return _same(gold, claim.exact, deep)
     value = None
     if exact.number:
@@ -268,7 +272,8 @@ def _letters(text: str) -> str:
 
 def _words(text: str) -> str | None:
     """Return the text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
-    plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
+    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    plain = re.sub(r"\s+", " ", plain).strip().rstrip(".")
     if plain == "DNE":
         return "does not exist"
     plain = _ARTICLE.sub("", plain)
@@ -354,7 +359,10 @@ def _all_same(gold: Sequence[str], answer: Sequence[str], deep: bool) -> bool | 
         return False
     if not deep:
         return None if None in verdicts else True
-    return all(v or _same(a, b, True) for v, a, b in zip(verdicts, gold, answer, strict=True))
+    for verdict, a, b in zip(verdicts, gold, answer, strict=True):
+        if not verdict and not _same(a, b, True):
+            return False
+    return True
 
 
 def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:

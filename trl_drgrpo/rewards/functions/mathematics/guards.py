@@ -99,7 +99,9 @@ def _exponent(text: str, start: int) -> str:
     if text.startswith("(", start):
         end = text.find(")", start)
         # Where another bracket opens, all that follows counts: too much rather than too little.
-        return text[start:] if end < 0 or "(" in text[start + 1 : end] else text[start:end]
+        if end < 0 or "(" in text[start + 1 : end]:
+            return text[start:]
+        return text[start:end]
     return text[start : start + 1] + _DIGITS.findall(text[start + 1 :])[0]
 
 

@@ -155,7 +155,8 @@ def unwrapped(text: str) -> str:
         wrapped = _FONTS.match(text) or re.match(r"\\[fd]?boxed|\\fbox", text)
         if wrapped and text.endswith("}"):
             start = text.find("{", wrapped.end())
-            if start >= 0 and not text[wrapped.end() : start].strip() and group_end(text, start) == len(text):
+            between = text[wrapped.end() : start].strip()
+            if start >= 0 and not between and group_end(text, start) == len(text):
                 text = text[start + 1 : -1]
         if text.startswith("{") and group_end(text, 0) == len(text):
             text = text[1:-1]

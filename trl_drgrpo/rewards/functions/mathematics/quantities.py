@@ -31,7 +31,9 @@ eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
 """
 _WORDS = _WORDS_TEXT.split()
 IN_WORDS: dict[str, int] = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
-IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
+for _ten in _WORDS[20:]:
+    for _one in _WORDS[1:10]:
+        IN_WORDS[f"{_ten}-{_one}"] = IN_WORDS[_ten] + IN_WORDS[_one]
 
 
 class Number(NamedTuple):
@@ -70,7 +72,7 @@ def exact_number(text: str) -> Number | None:
         significant = len((digits + decimals).lstrip("0"))
         # 0.333333 may be a third, 0.333 may not.
         return Number(Fraction(text), len(decimals) if significant >= 6 else 0)
-    with contextlib.suppress(ZeroDivisionError):
+    with contextlib.suppress(ZeroDivisionError):  # 1/0 is no number
         for form, read in _FORMS:
             match = form.fullmatch(text)
             number = match and read(match)
@@ -259,8 +261,10 @@ def split_unit(text: str) -> tuple[str, str]:
     ```
     """
     # `8:30 am` is a time, and the degrees of `\sin 30\degree` are those of its argument.
-    if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
+    is_angle = ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")
+    if is_angle or _CLOCK.search(text):
         return text, ""
+    # A currency in front, a sign behind, or words behind: the first of these that is there is the unit.
     before = _CURRENCY_BEFORE.match(text)
     if before:
         amount, after = split_unit(text[before.end() :])
@@ -294,7 +298,9 @@ def _written_out(text: str) -> tuple[str, str | None]:
     if symbol and exact_number(symbol[1]):
         return symbol[1], canonical_unit(symbol[2], is_text=False)
     words = _WORDS_AFTER.fullmatch(text)
-    if not words or not words[1].strip("-") or re.match(r"x(?![a-z])", words[3]):
+    if not words or not words[1].strip("-"):
+        return text, None
+    if re.match(r"x(?![a-z])", words[3]):  # `2 x cm` multiplies
         return text, None
     # Without a space, `5cm` has a unit and `5ab` is a product.
     if words[2] or words[3].partition("^")[0].removesuffix("s") in _UNSPACED:
@@ -413,7 +419,7 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
             if power:
                 tokens.append(("power", power))
     words = [token for kind, token in tokens if kind == "word"]
-    if not words or len(words) > _MAX_WORDS:
+    if not words or len(words) > _MAX_WORDS:  # a sentence is no unit
         return None
     if len(words) == 1 or tokens[0][0] != "word":  # "in" alone is an inch
         return tokens
@@ -431,7 +437,7 @@ def _measure(word: str) -> str | None:
 
 
 def _singular(noun: str) -> str:
-    return noun.lower().removesuffix("s") if len(noun) > 3 else noun.lower()
+    return noun.lower().removesuffix("s") if len(noun) > 3 else noun.lower()  # `bus` and `gas` stay
 
 
 def units_agree(a: str, b: str) -> bool:
@@ -440,8 +446,11 @@ def units_agree(a: str, b: str) -> bool:
     Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not;
     `degree` agrees with `degree C`.
     """
-    if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
+    if not a or not b or a == b:
         return True
+    if {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
+        return True
+    # `red apple` is a more detailed `apple`. A measure is never a detail: `kg apple` is no `apple`.
     words_a = {*a.split()}
     words_b = {*b.split()}
     for word in words_a ^ words_b:

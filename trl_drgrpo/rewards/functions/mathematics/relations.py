@@ -170,7 +170,7 @@ def chain(text: str) -> Chain | None:
     if not head and any(letters_of_parts):  # `4 = x^2 + y^2`
         return None
     last = parts[-1]
-    links = []
+    links = []  # what has to be equal for the chain to be true
     for part, used in zip(parts[:-1], letters_of_parts, strict=False):
         if part != head and used <= letters_of_parts[-1]:
             links.append(part)
@@ -179,19 +179,22 @@ def chain(text: str) -> Chain | None:
 
 def spread(text: str) -> str:
     """Write `(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
+    # The names go into the entries, where `by_name` finds them: `(y,x)=(1,2)` is not `(1,2)`.
     names_text, _, right = text.partition("=")
     names = bracketed(names_text.strip())
     values = bracketed(right.strip())
     if not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
-    if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
+    if len(names.items) != len(values.items):
+        return text
+    if not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
     return f"({','.join(map('{}={}'.format, names.items, values.items))})"
 
 
 def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the values of `y=4, x=3` in the order of their names; `None` unless all have names, different ones."""
-    values = {}
+    values = {}  # by name
     for item in items:
         match = _NAMED.fullmatch(item)
         if not match:
@@ -225,7 +228,7 @@ def approximation(text: str) -> Approximation | None:
     if r"\approx" not in text or len(split_at(text, ",")) > 1:
         return None
     first, *approximations = split_at(text, r"\approx")
-    if not approximations or not all(approximations):
+    if not approximations or not all(approximations):  # it stands in brackets, or breaks off
         return None
     exact = first or approximations[0]
     if first and first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first):  # a name has no value, the number e has one
@@ -264,6 +267,7 @@ def interval(text: str) -> tuple[str, str] | None:
 
 def union(text: str) -> str:
     r"""Write `x < -1 \text{ or } x > 1`, not tidied, as a union of intervals; anything else as it is."""
+    # Before `tidy`, to which "or" is a comma: `x < -1, x > 1` would be a list of two.
     names = set()
     intervals = []
     for part in _OR.split(text):
@@ -331,7 +335,7 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
 def for_algebra(text: str) -> str:
     """Return `text` without what the parser drops or misreads; degrees in the argument of a function become
     radians."""
-    if r"\degree" in text and ANGLE_FUNCTION.search(text):
+    if r"\degree" in text and ANGLE_FUNCTION.search(text):  # to the parser, `\sin 30` is of radians
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _DERIVATIVE.sub(_derivative_letter, text)
     text = respelled(text, _SPELLINGS)

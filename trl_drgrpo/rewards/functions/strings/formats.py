@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.columns import LogMetric
-from trl_drgrpo.rewards.contract import Limits, OnError
+from trl_drgrpo.rewards.contract import Limits, OnError, Rewards
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
 from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking
@@ -76,7 +76,7 @@ class FormatReward(SampleReward):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
                 raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
 
-    def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
         """Return the rewards of `B` completions; without `prompts` they count as conversational."""
         texts = list(map(self._with_reasoning, completions))
         prompts = kwargs.pop("prompts", None) or [None] * len(texts)
@@ -84,6 +84,7 @@ class FormatReward(SampleReward):
 
     def score(self, completion: str, **columns: Any) -> float:
         """Return 1.0 or 0.0; `prompts`: the prompt of this one completion."""
+        # The tag that the prompt ends in is put back, so that one pattern fits both kinds of templates.
         opening = f"<{self.think_tag}>"
         text = completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
@@ -114,7 +115,7 @@ class FormatReward(SampleReward):
         if isinstance(completion, str):
             return text
         messages = [message for message in completion if message.get("role") == "assistant"] or completion
-        if messages:
+        if messages:  # the last turn is scored, as in `completion_text`
             for key in _REASONING_KEYS:
                 reasoning = messages[-1].get(key)
                 if reasoning:
@@ -167,6 +168,7 @@ class RegexReward(AgainstColumn):
         super().__post_init__()
         if not self.pattern:
             raise InputError("pattern", repr(self.pattern), "a non-empty pattern", "An empty one matches every text.")
+        # Not `re`, which knows no time-out: a pattern that runs away would stop the run.
         regex = importlib.import_module("regex")
         flags = regex.DOTALL
         if self.ignore_case:
@@ -283,6 +285,7 @@ class JsonSchemaReward(SampleReward):
 
 def _read_json(text: str) -> tuple[bool, Any]:
     text = after_thinking(text).strip()
+    # The whole text first: JSON may have a fence in one of its strings.
     # Between fences stand in turn what is outside and inside of a block; behind the last one, nothing is closed.
     closed = _FENCE.split("\n".join(text.splitlines()))[1:-1:2]
     for candidate in (text, *closed[-1:]):

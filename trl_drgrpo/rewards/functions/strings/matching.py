@@ -25,6 +25,7 @@ from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answe
 
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
 _WHERE = Choice(("answer", "marked", "whole"))
+Quotient = tuple[Decimal, Decimal]  # numerator and denominator: `3/4` stays exact
 
 
 def answer_text(completion: str, where: str) -> str | None:
@@ -44,6 +45,7 @@ def answer_text(completion: str, where: str) -> str | None:
     """
     if where == "whole":
         return completion
+    # A mark wins over the last line: models often go on after they have given the answer.
     text = after_thinking(completion)
     answer = marked_answer(text)
     if answer is None and where == "answer":
@@ -67,7 +69,7 @@ class AgainstColumn(SampleReward):
 
     def check_row(self, **columns: Any) -> str | None:
         """Reason why the row's gold answer cannot be read."""
-        try:
+        try:  # any completion will do: what fails on an empty one is the truth
             self.score("", **columns)
         except UnscorableError as error:
             return str(error)
@@ -189,19 +191,20 @@ class NumericReward(AgainstColumn):
     allowed: ClassVar = dict.fromkeys(("abs_tol", "rel_tol"), Range(0, remedy="0 compares exactly."))
     allowed |= {"where": _WHERE, "only_number": bool, "thousands": Choice((",", ".", " ", "'", ""))}
 
-    def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
+    def is_right(self, completion: str, truth: Quotient) -> bool:
         answer = answer_text(completion, self.where)
         if answer is None:
             return False
         numbers = list(self._numbers(answer))
         if not numbers:
             return False
+        # Of a whole text the last number counts. A mark promises one answer, so several there are none.
         is_marked = self.where != "whole" and answer_text(completion, "marked") is not None
         if len(numbers) > 1 and (is_marked or self.only_number):  # correct by listing
             return False
         return self._equal(numbers[-1], truth)
 
-    def read(self, truth: object) -> tuple[Decimal, Decimal]:
+    def read(self, truth: object) -> Quotient:
         if isinstance(truth, str):
             numbers = list(self._numbers(truth.rpartition("####")[2]))
             if len(numbers) == 1:
@@ -213,7 +216,7 @@ class NumericReward(AgainstColumn):
                     return number, Decimal(1)
         raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not one number")
 
-    def _numbers(self, text: str) -> Iterator[tuple[Decimal, Decimal]]:
+    def _numbers(self, text: str) -> Iterator[Quotient]:
         """The numbers of a text, in order, each as numerator and denominator."""
         point = "," if self.thousands == "." else "."
         inside = re.escape(self.thousands)
@@ -225,7 +228,8 @@ class NumericReward(AgainstColumn):
         for match in re.finditer(pattern, text):
             yield from self._read(match, point)
 
-    def _read(self, match: re.Match[str], point: str) -> Iterator[tuple[Decimal, Decimal]]:
+    def _read(self, match: re.Match[str], point: str) -> Iterator[Quotient]:
+        # `1,234.5` is one number, `1,2,3.5` are three: groups behind the first separator have three digits.
         digits = match["n"] or match["m"]
         integer, _, fraction = digits.partition(point)
         pieces = integer.split(self.thousands) if self.thousands else [integer]
@@ -239,10 +243,10 @@ class NumericReward(AgainstColumn):
         sign = "-" if match[0][0] in "-−" else ""
         value = Decimal(f"{sign}{''.join(pieces) or 0}.{fraction or 0}{match['e'] or ''}")
         denominator = Decimal(match["d"] or 1)
-        if denominator:
+        if denominator:  # 3/0 is no number
             yield value, denominator
 
-    def _equal(self, number: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
+    def _equal(self, number: Quotient, truth: Quotient) -> bool:
         # Decimals of one denominator are compared exactly: as floats, long numbers that differ would be equal.
         quotient = _quotient(number)
         true_quotient = _quotient(truth)
@@ -254,7 +258,7 @@ class NumericReward(AgainstColumn):
         return abs(quotient - true_quotient) <= tolerance
 
 
-def _quotient(number: tuple[Decimal, Decimal]) -> float:
+def _quotient(number: Quotient) -> float:
     try:
         return float(number[0]) / float(number[1])
     except (OverflowError, ZeroDivisionError):
@@ -319,6 +323,7 @@ class ChoiceReward(AgainstColumn):
         return picked.pop() if len(picked) == 1 else None  # two letters would be correct by listing
 
     def read(self, truth: object) -> str:
+        # A position, as MMLU has it, or the letter. To Python, `True` is the integer 1.
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
         if isinstance(truth, str):
