@@ -122,6 +122,7 @@ def load_config(name: str, loading: Loading) -> "PreTrainedConfig":
     """Load the configuration of a model, or of an adapter's base; no weights."""
     from transformers import AutoConfig
 
+    # An adapter has no configuration of a model; that of its base fits.
     name = base_name(name, loading.base) or name
     with hub_errors("model", name, "a folder or Hub id of a model"):
         return AutoConfig.from_pretrained(name, trust_remote_code=loading.trust_remote_code)
@@ -152,7 +153,7 @@ def load_model(name: str, loading: Loading) -> Any:
     if loading.bits is not None:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
     base = base_name(name, loading.base)
-    if base is None:
+    if base is None:  # a whole model
         return load(name, causal, **options).eval()
     from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary, model_class_of
 
@@ -189,4 +190,5 @@ def weights_mark(name: str) -> str:
     if not path.is_dir():
         return name
     # Sizes and times, not contents: reading the weights of a large model takes minutes.
-    return hashlib.blake2b(repr(file_states(path, _WEIGHTS)).encode(), digest_size=8).hexdigest()
+    states = repr(file_states(path, _WEIGHTS))
+    return hashlib.blake2b(states.encode(), digest_size=8).hexdigest()

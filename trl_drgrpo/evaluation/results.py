@@ -62,8 +62,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
         expected = "a number from 0 to the number of samples"
         raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
     # Of all ways to choose k samples, the share in which none is correct. Whole numbers of any size are exact here.
-    all_incorrect = math.comb(samples - correct, k) / math.comb(samples, k)
-    return 1 - all_incorrect
+    without_correct = math.comb(samples - correct, k)
+    return 1 - without_correct / math.comb(samples, k)
 
 
 def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
@@ -91,7 +91,11 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
         return estimate
     estimate["value"] = float(array.mean())
     if array.min() < array.max():
-        low, high = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
+
+        def resampled_mean(drawn: np.ndarray) -> float:
+            return float(array[drawn].mean())
+
+        low, high = bootstrap(len(array), resampled_mean, RESAMPLES, seed)
         estimate |= {"low": low, "high": high}
     return estimate
 
@@ -107,7 +111,10 @@ def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: i
     """
     generator = np.random.default_rng(seed)  # fixed by default: the same samples give the same interval
     # One draw at a time: all of them at once would be a table of resamples x prompts.
-    resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
+    resampled = []
+    for _ in range(resamples):
+        drawn = generator.integers(count, size=count)
+        resampled.append(statistic(drawn))
     return np.nanquantile(resampled, (0.025, 0.975)).tolist()
 
 
@@ -130,7 +137,8 @@ def judged(
     """
     rule = CorrectnessRule(names, reward, threshold)
     # numpy turns None, a completion that could not be scored, into NaN, which the rule judges as None.
-    rewards = np.array([row[KIND]["rewards"][rule.name] for row in rows], dtype=np.float64).tolist()
+    rewards = [row[KIND]["rewards"][rule.name] for row in rows]
+    rewards = np.array(rewards, dtype=np.float64).tolist()
     verdicts = rule.judge(rewards)
     if verdicts is None:  # some reward is neither 0 nor 1, and no threshold says what is correct
         not_a_verdict = next(value for value in rewards if value not in (0.0, 1.0) and not math.isnan(value))
@@ -152,6 +160,7 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
+    # Each mean over the completions that have the value: a reward that could not score some is not 0 for them.
     samples = [row[KIND] for row in rows]
     means: dict[str, float | None] = {}
     for name in samples[0]["rewards"]:
@@ -245,7 +254,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
     """Return pass@k of each prompt with at least `k` scored completions."""
-    verdicts_of_prompts: dict[int, list[bool]] = defaultdict(list)
+    verdicts_of_prompts: dict[int, list[bool]] = defaultdict(list)  # by number of the prompt
     for row, is_correct in zip(rows, correct, strict=True):
         if is_correct is not None:
             verdicts_of_prompts[row[KIND]["problem"]].append(is_correct)

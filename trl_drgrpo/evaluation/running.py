@@ -56,7 +56,8 @@ def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: 
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
     longest = max(lengths)  # if the longest prompt fits, all do
-    refuse_too_long(longest, lengths.index(longest), decoding.max_completion_length, context_length(config))
+    row = lengths.index(longest)
+    refuse_too_long(longest, row, decoding.max_completion_length, context_length(config))
 
 
 def check_rows_fit(
@@ -164,6 +165,7 @@ def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: "Pr
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:
     """Score completions in one call, as in training."""
+    # In one call a judge sends its requests at once, and a reward of a group sees the group.
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     if scores.failures and len(sampled) > 1:  # once more, one by one: a failing row costs no other row its reward
         scores = score_rows(reward, sampled, name)

@@ -16,6 +16,7 @@ completions without a score or without a truth do not count.
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def compared(
         computed is `None`.
     """
     # By comparison, triples of a score, its truth and its prompt.
-    comparisons: dict[str, list[tuple[float, bool, str]]] = {name: [] for name in ("labels", *PATH_VALUES)}
+    comparisons: dict[str, list[tuple[float, bool, str]]] = defaultdict(list)
     for row, step_labels, is_correct, prompt in zip(scores, labels, correct, prompts, strict=True):
         if step_labels is not None:
             for score, label in zip(row, step_labels, strict=True):
@@ -65,15 +66,16 @@ def compared(
             for name, path_value in PATH_VALUES.items():
                 comparisons[name].append((path_value(scored), is_correct, prompt))
     numbers = {}
-    for name, triples in comparisons.items():
-        if triples:
-            columns = zip(*triples, strict=True)
+    for name in ("labels", *PATH_VALUES):  # in this order, whichever comes first in the rows
+        if name in comparisons:
+            columns = zip(*comparisons[name], strict=True)
             numbers[name] = _numbers(*columns)
     return {"against": numbers, "first_error": _first_error(scores, labels, threshold)}
 
 
 def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of one comparison."""
+    # As floats, so that the mean of truths is a share and a difference to a score can be squared.
     score = np.asarray(scores, dtype=np.float64)
     truth = np.asarray(truths, dtype=np.float64)
     auc, low, high = _auc(score, truth, prompts)
@@ -126,7 +128,8 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
 
     def resampled_area(drawn: np.ndarray) -> float:
         # A resample only changes the weights: how often each prompt was drawn.
-        return area(np.bincount(drawn, minlength=len(distinct))[problem])
+        times_drawn = np.bincount(drawn, minlength=len(distinct))
+        return area(times_drawn[problem])
 
     return area_of_all, *bootstrap(len(distinct), resampled_area, RESAMPLES)
 
@@ -140,6 +143,7 @@ def _first_error(
     for row, step_labels in zip(scores, labels, strict=True):
         if not step_labels:
             continue
+        # The first step that the scores blame, and the first that is not labeled good.
         is_blamed = [score is not None and score < threshold for score in row]
         blamed = is_blamed.index(True) if True in is_blamed else None
         first = next((k for k, label in enumerate(step_labels) if label is not True), None)

@@ -68,7 +68,7 @@ def correct_by(content: Result) -> str:
 
 def table(content: Result) -> tuple[list[str], list[list[str]]]:
     """Return head and rows: one row per model, and the difference below two."""
-    # The columns are those of the first model; all of them have the same.
+    # The columns are those of the first model; all of them have the same. `k` is a text here, as a key of JSON.
     ks = list(content["models"][0]["pass_at"])
     rewards = list(content["models"][0]["rewards"])
     head = ["model"]
@@ -85,6 +85,7 @@ def table(content: Result) -> tuple[list[str], list[list[str]]]:
             if mean is not None:
                 text = f"{mean:.3g}"
             cells.append(text)
+        # Completions that were cut or not scored say how far the numbers before them can be trusted.
         cells.append(f"{model['length_mean']:.0f}")
         cells.append(f"{model['truncated'] / model['completions']:.1%}")
         unscorable = f"{model['unscorable']:,}"
@@ -156,7 +157,8 @@ def _markdown_lines(content: Result) -> list[str]:
 
 def markdown_row(cells: Sequence[str]) -> str:
     """Write a line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def counted(number: int, noun: str) -> str:
@@ -194,7 +196,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Result]) -> None:
     # The Hub shows results under a name; a card without one gets that of its folder.
     data.model_name = data.model_name or readme.absolute().parent.name
     # Results of other tools stay.
-    eval_results = []
+    eval_results = []  # replaced are those that this command wrote
     for result in data.eval_results or []:
         if (result.metric_args or {}).get("measured_with") != MEASURED_WITH:
             eval_results.append(result)
@@ -220,7 +222,10 @@ def _metadata(content: Result) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
     data = content["dataset"]
-    arguments = {name: value for name, value in content["sampling"].items() if value is not None}
+    arguments = {}
+    for name, value in content["sampling"].items():
+        if value is not None:
+            arguments[name] = value
     model = next(candidate for candidate in content["models"] if candidate["role"] == "model")
     eval_results = []
     for k, estimate in model["pass_at"].items():

@@ -184,9 +184,14 @@ class Guard:
             return
         silent = {key: unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
-            output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
+            import cloudpickle
+
+            buffer = _SmallBuffer()
+            cloudpickle.dump(self.reward_func, buffer)
+            copy_of_function = cloudpickle.loads(buffer.getvalue())
+            output = copy_of_function(**in_other_form(kwargs), **silent)
             rewards_of_texts = validate_rewards(output, len(completions), self.name)
-        except (Exception, SystemExit):  # it reads messages only, or cannot be copied
+        except (Exception, SystemExit):  # it reads messages only, cannot be pickled, or is large
             return
         if len(set(rewards_of_texts)) > 1:
             message = "%s '%s' gives all %d completions of a batch %s, and their texts different rewards. %s"
@@ -215,15 +220,6 @@ class _SmallBuffer(io.BytesIO):
         if self.tell() + len(content) > 2**20:
             raise BufferError("too large")
         return super().write(content)
-
-
-def _small_copy(function: object) -> Any:
-    """Return a copy of a function with all that it holds. Raises if that cannot be pickled, or is large."""
-    import cloudpickle
-
-    buffer = _SmallBuffer()
-    cloudpickle.dump(function, buffer)
-    return cloudpickle.loads(buffer.getvalue())
 
 
 def unheard(*args: Any) -> None:

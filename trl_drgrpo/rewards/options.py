@@ -66,6 +66,7 @@ def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
 
 
 def _described_object(value: object, levels: int) -> Any:
+    # A checked reward and the function inside are one and the same reward.
     inner = getattr(value, "checked", None)  # of a wrapper that adds nothing but checks
     if inner:
         return _described(inner, levels)
@@ -96,6 +97,7 @@ def _described_object(value: object, levels: int) -> Any:
 
 
 def _flat(path: str, value: object) -> Iterator[tuple[str, Any]]:
+    # `{"reward": {"timeout": 5}}` becomes `reward.timeout: 5`.
     if not isinstance(value, dict):
         yield path or "function", value
         return

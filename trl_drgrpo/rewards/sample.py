@@ -24,6 +24,7 @@ _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|boxed|fbox)\s
 _TYPESET_BLANK = re.compile(r"\\[ ,;:]|~")
 _MAX_FONTS = 5  # within each other
 _BLANKS = re.compile(r"\s*")
+# What opens or closes: \boxed{, \boxed 5, escaped braces and backslashes, which do neither, and plain braces
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
 
 

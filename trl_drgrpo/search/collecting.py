@@ -77,6 +77,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         keys[leaf] = (value, leaf.samples)
     selected = max(leaves, key=keys.__getitem__)  # the first one among equals
     counts = {name: getattr(problem.budget, name) for name in _COUNTS}
+    # One row per completion. Values and visits are those of the tree, so completions share them as far as they agree.
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()  # without a closing step, which has no text to label
@@ -240,7 +241,7 @@ def search_rows(
 
 def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, strategy: Strategy) -> None:
     """Search problems side by side: each round samples and judges for all of them at once."""
-    searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
+    searches = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)  # `None` begins a generator
     while answers:
         paid_requests = []  # problem, branch and request of every continuation that the budgets pay for

@@ -99,7 +99,7 @@ class Node:
     def readable_path(self) -> list["Node"]:
         """Return the path up to the last step with text: blank lines or an end token after it are no step."""
         nodes = self.path()
-        while nodes and not nodes[-1].text.strip():
+        while nodes and not nodes[-1].text.strip():  # from the end: a blank step between others stays
             nodes.pop()
         return nodes
 
@@ -336,10 +336,11 @@ class Problem:
         rooms = [self.room(branch.node) for branch in branches]
         paid = pay([branch.count for branch in branches], rooms)
         branch_requests = []
-        for number, (branch, (count, limit)) in enumerate(zip(branches, paid, strict=True)):
+        for number, branch in enumerate(branches):
+            count, limit = paid[number]
             if count:
                 prefix = self.prompt_ids + self.completion_ids(branch.node)
-                # Each problem, round and branch has a seed of its own.
+                # Each problem, round and branch has a seed of its own, whatever is searched beside it.
                 seed = random.Random(f"{self.settings.seed}/{self.index}/{self._rounds}/{number}").getrandbits(31)
                 branch_requests.append((branch, Request(prefix, count, limit, branch.to_end, seed)))
         return branch_requests
@@ -354,7 +355,8 @@ class Problem:
 
     def completion(self, node: Node) -> Any:
         """Return the completion up to a node, decoded as in TRL, in the form of the prompt: text, or one message."""
-        text = str(self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True))
+        token_ids = list(self.completion_ids(node))
+        text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
         return completion_like(self.prompt, text)
 
     def grow(self, branch: Branch, request: Request, continuation: Continuation) -> Node | None:
@@ -378,13 +380,15 @@ class Problem:
             ends = list(steps.ends)
             if steps.closing is not None:
                 ends.append(steps.closing)
+        # Down the tree: each step becomes a child of the one before it, or meets an equal child.
         before = self.completion_ids(node)
         begin = 0
         for end in ends:
             step_ids = ids[begin : end + 1]
             # Decoded behind all tokens before it: decoders may drop a space at the beginning of a text.
-            raw = self._decode(before + step_ids)[len(self._decode(before)) :]
-            step_finish = ""
+            text_before = self._decode(before)
+            raw = self._decode(before + step_ids)[len(text_before) :]
+            step_finish = ""  # only the last step of a completion ends it
             if end == ends[-1]:
                 step_finish = finish
             node, is_new = node.add(step_ids, raw, self._cleaner.bare(raw), step_finish)

@@ -57,7 +57,12 @@ class StepEnd:
             closing = set()
         if closing:
             closing.add(REPLACEMENT)
-        self._may_close = cache(lambda token: not closing or not closing.isdisjoint(tokenizer.decode([token])))
+
+        @cache
+        def may_close(token: int) -> bool:
+            return not closing or not closing.isdisjoint(tokenizer.decode([token]))
+
+        self._may_close = may_close
         # A letter that may follow any text.
         self._letter = next(i for i in range(len(tokenizer)) if str(tokenizer.decode([i])).isalnum())
 
@@ -131,8 +136,9 @@ class _Watch(StoppingCriteria):
         # transformers asks behind each token: the last column of `input_ids` is new.
         for i, token in enumerate(input_ids[:, -1].tolist()):
             if self.continuations[i] is None:
-                self.tokens[i].append(token)
-                self.continuations[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
+                tokens = self.tokens[i]
+                tokens.append(token)
+                self.continuations[i] = self.step_end.ended(tokens, self.rows[i], token in self.eos)
         has_ended = [continuation is not None for continuation in self.continuations]
         return torch.tensor(has_ended, device=input_ids.device)  # type: ignore[return-value]
 
@@ -183,7 +189,8 @@ class ServerSampler:
             for request in requests:
                 # One request per continuation: each goes on by itself, chunk after chunk, with a seed of its own.
                 seeds = range(request.seed, request.seed + request.count)
-                jobs.append(asyncio.gather(*(self._continue(session, request, seed) for seed in seeds)))
+                coroutines = [self._continue(session, request, seed) for seed in seeds]
+                jobs.append(asyncio.gather(*coroutines))
             return list(map(list, await asyncio.gather(*jobs)))
 
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
@@ -282,6 +289,7 @@ def served_name(owner: object, base_url: str, model: str) -> str:
 def _post(base_url: str, route: str, body: dict[str, Any], seconds: float = _TIMEOUT) -> tuple[int, str]:
     """Post to the server; return status and message of the answer."""
     response = import_http().post(f"{base_url.rstrip('/')}/v1/{route}", json=body, timeout=seconds)
+    # Errors of vLLM come as `{"error": {"message": ...}}`, or without the outer level; a success is plain text.
     try:
         answer = response.json()
         answer = answer.get("error", answer).get("message", response.text)

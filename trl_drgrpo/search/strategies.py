@@ -240,6 +240,8 @@ def score(child: Node, exploration: float) -> float:
 
 def _close(node: Node | None) -> None:
     """Close a node and those above it, as far as nothing below them is open."""
-    while node is not None and node.is_expanded and all(child.is_closed for child in node.children):
+    while node is not None and node.is_expanded:
+        if not all(child.is_closed for child in node.children):
+            return
         node.is_closed = True
         node = node.parent

@@ -246,23 +246,18 @@ def reasoning_gym_reward(
         row = _decode(text)
         # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
         scorer = _cached_scorer(row["task"], _encode(row["config"]))
-        score = _score_text(scorer, completion_text(completion), row["entry"])
-        errors += score is None
-        scores.append(score or 0.0)
+        lines = str(row["entry"].get("answer")).strip().splitlines()
+        answer = extract_answer(completion_text(completion), last_lines=len(lines))
+        score = 0.0
+        if answer is not None:
+            try:
+                score = float(scorer(answer, row["entry"]))
+            except _SCORER_ERRORS:  # an answer that it cannot read
+                errors += 1
+        scores.append(score)
     if log_metric is not None and scores:
         log_metric("rewards/reasoning_gym/scorer_error_frac", errors / len(scores))
     return scores
-
-
-def _score_text(score_answer: Callable, text: str, entry: Entry) -> float | None:
-    """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
-    answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
-    if answer is None:
-        return 0.0
-    try:
-        return float(score_answer(answer, entry))
-    except _SCORER_ERRORS:
-        return None
 
 
 def extract_answer(text: str, last_lines: int = 1) -> str | None:

@@ -39,7 +39,7 @@ from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 
 logger = logging.getLogger(__name__)
 
-_LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged
+_LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged, in this process
 
 
 class IsolatedReward:

@@ -217,6 +217,7 @@ class Nursery:
     def _pass_on(self) -> None:
         """Pass prints of workers on to standard error, up to a limit: beyond it they are dropped."""
         with contextlib.suppress(OSError):  # nothing there, or nobody to read it
+            # Read also when nothing is shown any more: a full pipe would stop the workers at their next print.
             text = os.read(self.prints, _PIPE_SIZE)
             is_open = self.printed < _PRINTS
             self.printed += len(text)
@@ -291,6 +292,7 @@ def _children() -> set[int]:
 
 def _kill_group(pid: int) -> None:
     """Kill a process and its group; what had left the group comes to the nursery and is killed there."""
+    # Both: a process need not be the leader of the group of its number.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ from typing import Any
 from trl_drgrpo.rewards.functions.code.test_forms import is_near
 
 _PYTHON_LABELS = ("python", "py", "python3")
+# ASCII only: Python would read digits of other scripts, which no expected output has.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _WORD = re.compile(r"[\[\](){},;:]|[^\s\[\](){},;:]+")  # a list's numbers are words, its brackets too

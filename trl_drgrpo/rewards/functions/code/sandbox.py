@@ -225,27 +225,11 @@ class Sandbox:
         caller's, see [`Running.read`]. `stdin`: what it can read, or a file descriptor. `stdout`: a file descriptor,
         or a pipe to this process; `pass_fds`: further ones that stay open.
         """
-        uid = None
-        threads = None
-        if self.kind == "bwrap":
-            if _is_host_root():
-                # The kernel exempts root from the limit of processes, so each sandbox gets a user of its own. The id
-                # is random: two sandboxes of one user would count each other's threads.
-                uid = 1_900_000_000 + secrets.randbelow(100_000_000)
-            # Older kernels count per user id on the whole machine: the limit would refuse for others' processes.
-            if uid or _kernel() >= (5, 14):
-                threads = self.threads
-        limits = {
-            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
-            "file": self.disk_mb << 20,
-            "cpu": math.ceil(seconds) + 1,  # the kernel counts whole seconds
-            "threads": threads,
-            "uid": uid,
-        }
         # `wire` comes first, as the other modules import it.
         modules = [*sources_of("wire").items(), *sources.items()]
+        arguments = map(json.dumps, (self._limits(seconds), modules, entry))
         # -I: neither PYTHON* variables nor the current directory decide what is imported. -B: no caches are written.
-        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
+        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
         with contextlib.ExitStack() as stack:
             stdin_file = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
             environment = {}
@@ -257,8 +241,10 @@ class Sandbox:
                 rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
                 # bubblewrap limits the bytes of a /tmp, but not its number of files: see `_room`.
                 room = _room(_bwrap(), self.disk_mb << 20)
-                private_tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
-                walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else private_tmp)
+                tmp = ["--bind", _ROOM, "/tmp"]
+                if not room:
+                    tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
+                walls = _walls(self._python(), tmp)
                 command = [*room, _bwrap(), "--seccomp", str(rules), *walls, *command]
                 pass_fds = [*pass_fds, rules]
             process = subprocess.Popen(
@@ -276,6 +262,26 @@ class Sandbox:
             stack.callback(_kill_group, process)
             yield Running(process)
 
+    def _limits(self, seconds: float) -> dict[str, int | None]:
+        """Return the limits that [`wire.confine`] sets inside."""
+        uid = None
+        threads = None
+        if self.kind == "bwrap":
+            if _is_host_root():
+                # The kernel exempts root from the limit of processes, so each sandbox gets a user of its own. The id
+                # is random: two sandboxes of one user would count each other's threads.
+                uid = 1_900_000_000 + secrets.randbelow(100_000_000)
+            # Older kernels count per user id on the whole machine: the limit would refuse for others' processes.
+            if uid or _kernel() >= (5, 14):
+                threads = self.threads
+        return {
+            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
+            "file": self.disk_mb << 20,
+            "cpu": math.ceil(seconds) + 1,  # the kernel counts whole seconds
+            "threads": threads,
+            "uid": uid,
+        }
+
     def _python(self) -> str:
         if self.python is not None:
             return os.path.abspath(self.python)
@@ -286,7 +292,10 @@ class Sandbox:
 @functools.lru_cache
 def sources_of(*names: str) -> dict[str, str]:
     """Sources of modules of this folder, for the inside."""
-    return {name: (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names}
+    sources = {}
+    for name in names:
+        sources[name] = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    return sources
 
 
 @functools.lru_cache  # the reward asks with every call

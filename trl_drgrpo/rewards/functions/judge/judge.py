@@ -40,6 +40,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
 from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.texts import Text, completion_text, prompt_text
 
+# `Score: 7`, `**Score:** 7.5`, `score = 7`
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
 
 

@@ -27,8 +27,11 @@ _LABEL = re.compile(
     r"(?:[A-Za-z]+ ){1,6}(?:is|are|equals)(?![a-zA-Z])) ?(\S.*)"
 )
 _DENIAL = re.compile(r"(?i)\b(?:not|never|no|or|if|than|there|wrong|false|neither|nor|isn|unless|without)\b|n't")
+# A variable that was set as text: 2\text{x}
 _LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
+# A formula that breaks off: `\frac`, `x +`, `\sqrt{2}^`
 _DANGLING = re.compile(r"(?:\\(?:frac|sqrt)|[\^_=+\\-])\s*$|\\frac(?!\{)")
+# v_{\text{max}} and v_{\max}, which are v_{max}
 _PLAIN_INDEX = re.compile(r"_\{(?:\\text\{(\w+)\}|\\(max|min))\}")
 _MAX_PROSE = 6  # words; a longer text is no answer that can be compared
 
@@ -129,6 +132,7 @@ _STATEMENT = re.compile(
     rf"(?:[*_]{{1,3}}(?=[\s:]))?\s{{0,4}}:?(?:[*_]{{1,3}}(?=\s))?|{ANSWER}[*_]{{0,3}}",
     re.IGNORECASE,
 )
+# "The answer is therefore 5"
 _FILLERS = re.compile(
     r"(?:(?:therefore|thus|hence|then|so|indeed|now|simply|just|clearly|exactly|equal to|approximately|about)"
     r"[,:]?\s+){1,3}",
@@ -138,6 +142,7 @@ _FILLERS = re.compile(
 _REMARK = re.compile(
     r"(?<=\S)\s+\((?!.*\b(?:mod|base|not|or|\w+illion|thousand|hundred)\b)[a-zA-Z]{2}[a-zA-Z ,'-]*\)$"
 )
+# **18**, __18__, `18`, "18": emphasis around the beginning of the text
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2,3}|[`'\"])(?=\S)([^*`\n]+)\1(?!\w)")
 _EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?。，；]|$)")  # no power: 2**3
 _HASHES = re.compile(r"^[ \t]*#{4}(?!#)(.*)$", re.MULTILINE)
@@ -146,6 +151,7 @@ _HEADING = re.compile(
     r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
 )
 _STARTS_WITH_NUMBER = re.compile(r"[-+(\[*]*\s*(?:[$\\€£]|\.?\d)|\(?[A-J]\)?$|[a-z]\s*=")
+# A last line that is an answer by itself: a formula between dollar signs, or a number
 _BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d[%％]?[.。]?")
 # Where the sentence that states the answer goes on to something else.
 _SENTENCE_END = re.compile(

@@ -29,8 +29,10 @@ from trl_drgrpo.rewards.functions.mathematics.quantities import (
 )
 from trl_drgrpo.rewards.functions.mathematics.signs import in_ascii
 
+# A number with its base: `52_8`, `1A_{16}`, `11_{\text{two}}`
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
 _WRAPPED = re.compile(r"\\text\{|\}")
+# Words, "yes" and "no", a choice. `abc` is a product, so a word has four letters at least.
 _WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
 _ARTICLE = re.compile(r"(?i:the|an?) (?=[A-Za-z]{3})")
 _VECTOR = re.compile(r"\\(?:vec|mathbf|boldsymbol)(?:\s*\{\s*([a-zA-Z])\s*\}|\s+([a-zA-Z])(?![a-zA-Z]))")

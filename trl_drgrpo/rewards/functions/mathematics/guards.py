@@ -22,13 +22,16 @@ _OPENING = ("{", "(", "[", r"\{")
 _CLOSING = ("}", ")", "]", r"\}")
 _LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
 _UNBOUNDED = re.compile(r"\\(?:sum|prod|i*int|lim|bigcup|bigcap)(?![a-zA-Z])")
+# \sum_{k=1}^{99}, \sum_{k=0}^{n-1}
 _SHORT_SUM = re.compile(r"\\(?:sum|prod)_\{[a-z]=-?\d\}\^\{(?:\d{1,2}|\d?[a-z](?:[+-]\d)?)\}")
 _EXPONENT = re.compile(r"(.)\s*\^\s*")
+# A power of a power without brackets: 9^{9}^{9}, x^y^z
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|\w+)\s*\^")
 _INTEGER = re.compile(r"\d+")
 _DIGITS = re.compile(r"^\d*")
 _POWER_IN_POWER = re.compile(r"\^\{[^{}]*\^")
 _OF_GROUP = re.compile(r"[)}\]]\s*!")
+# \binom{2020}{3} has at most 99 factors.
 _CHEAP_BINOMIAL = re.compile(r"\\binom\{\d{1,6}\}\{\d{1,2}\}")
 
 

@@ -17,8 +17,10 @@ _SPACING = re.compile(
 )
 _SIZES = re.compile(r"\\\\|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*(?:\.(?!\d))?")
 _SPACES_OF_MACROS = {r"\\": r"\\", r"\!": ""}
+# 10,\!080 and 58{,}500
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")
 _FONTS = re.compile(r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf)|mbox|hbox|operatorname\*?)(?=\s*\{)")
+# `1 \text{ and } 2`, `x = 1 or x = 2`: a list
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _BLANK = re.compile(r"[\t\n\r]")

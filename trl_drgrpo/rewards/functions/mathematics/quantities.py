@@ -18,11 +18,14 @@ from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 
 _MAX_EXPONENT = 1000  # an exact value has as many digits
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+# 1,234,567.8 and 1 234 567.8
 _GROUPED = re.compile(r"(-?)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?")
 _PLAIN = re.compile(rf"-?{DECIMAL}")
+# 1\frac{4}{5}, and `1 4/5` with the space, without which it is 14/5
 _MIXED = re.compile(r"(-?)(\d+) ?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+)/(\d+))")
 _FRACTION = re.compile(rf"(-?)(?:\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|\(?({DECIMAL})\)?/\(?(-?{DECIMAL})\)?)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
+# 6.72\cdot 10^{-5}, 10^{3}, 1e3
 _SCIENTIFIC = re.compile(rf"(?:(-?{DECIMAL}) ?(?:\\cdot|x) ?|(-?))10\^\{{?(-?\d+)\}}?|(-?{DECIMAL})[eE]([+-]?\d+)")
 
 _WORDS_TEXT = """
@@ -221,17 +224,21 @@ _NUMBER = (
 )
 _CURRENCY_BEFORE = re.compile(r"(-?)(?:(\\?\$)|(€|\\euro(?![a-z]))|(£|\\pounds(?![a-z]))|¥)\s*(?=[-\d.\\])")
 _SIGN_AFTER = re.compile(r"(.*?[\d})])\s*(\\?%|\\degree ?(?:\\text\{([CF])\}|([CF]))?|\\?\$|€|£)$")
+# The beginning of a unit that is set as text, also in a quotient: `/\text{s}`, `\mu\text{m}`, `\frac{\text{m}}`
 _TEXT = re.compile(r"/?(?:\\mu ?)?(?:\\frac\{(?=\\(?:text|mu))|\\text\{)")
+# 470 \Omega, 3 \mu m, 1.54 Å
 _SYMBOL_AFTER = re.compile(r"(.*?) ?((?:[kMm] ?)?\\Omega|\\mu ?[a-zA-Z\\].*|Å)$")
 _WORDS_AFTER = re.compile(rf"({_NUMBER})( ?)([A-Za-z](?:[A-Za-z .'/^{{}}()\d-]|\\cdot|\\mu)+)$")
 # `m` alone is a variable, so are `mg` and `nm`; `in` and `min` are other words too often.
 _UNSPACED = {name for name in _MEASURES if len(name) > 2 and name != "min"} | {
     *("mm", "cm", "km", "kg", "ml", "mL", "ft", "lb", "oz", "hr", "yd")
 }
+# A number, a space and one letter that is a unit. Without the space, `12m` is a product.
 _LETTER_AFTER = re.compile(rf"({_NUMBER}) ([mgshlLNJWVK](?:\^\{{-?\d\}})?)$")
 _CLOCK = re.compile(r"\d:\d\d")
 ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "£", "%": PERCENT}
+# \frac of two groups, with braces of one more level in them
 _QUOTIENT = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
 _SPELLINGS = rules(
     (r"\\mu\s*", "µ"),

@@ -121,6 +121,8 @@ def is_relation(text: str) -> bool:
     return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))  # not by the `=` in `\sum_{i=1}`
 
 
+# What can be the left side of an equation: a letter with an index or primes, accented or applied to a letter (`NAME`),
+# a function of something (`CALL`).
 _LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK_NAMES})(?![a-zA-Z]))"
 _INDEX = r"(?:_\{(?:[^{}]|\{[^{}]*\})*\}|'+)?"
 _VARIABLE = _LETTER + _INDEX
@@ -132,14 +134,19 @@ DERIVATIVE = (
     rf"\{{(?:(?:d|\\partial) ?{_LETTER}(?:\^\{{\d\}})? ?)+\}}"
 )
 _NAMED = re.compile(rf"({_VARIABLE}) ?= ?([^=<>]+)")
+# A number, perhaps with a fraction, a root or \pi in it, or \infty; no letter, which could be the variable.
 _BOUND = r"(-?(?:\\infty|[^<>=|,a-zA-Z\\]*(?:\\(?:frac|sqrt|pi)[^<>=|,a-zA-Z\\]*)*))"
 _SIDE = r" ?(<|>|\\le|\\ge) ?"
 _RISING = ("<", r"\le")
+# `-1 < x \le 3`, or one side of it
 _INEQUALITY = re.compile(rf"(?:{_BOUND}{_SIDE})?({_LETTER})(?:{_SIDE}{_BOUND})?")
 _MODULUS = re.compile(rf"\|({_LETTER})\|(<|>|\\le ?|\\ge ?)(\d+)")
+# All real numbers, as a sign or in words
 _ALL_REALS = re.compile(r"(?:\\mathbb\{R\}|\\mathbb R|\\R|(?:\\text\{)?all ?real(?: ?number)?s\}?)")
+# \{x \in \mathbb{R} : x > 1\}
 _SET_BUILDER = re.compile(rf"\\\{{ ?({_LETTER})(?: ?\\in ?\\mathbb\{{R\}})? ?[:|] ?(.+)\\\}}")
 _OR = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
+# `(C) 15`, `C) 15`, `A. 5`: the letter in one of the first two groups, what follows it in the third
 _CHOICE = re.compile(r"\W*?(?:\(([A-J])\)|(?<!\w)([A-J])(?:\)|[.:](?=[\s$\\])))\s*(.*)", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?i:option|choice|answer)\s*:?\s+")
 _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|sf))\s*\{([^{}]*)\}")
@@ -300,7 +307,7 @@ def choice(answer: str, expected: str) -> str | None:
     return match[1] or match[2]
 
 
-# What the parser computes away: 5', gcd(a, b).
+# What the parser computes away: 5', gcd(a, b). Of numbers, `gcd(4, 6)` is computed as it should be.
 _DROPPED = re.compile(r"'|\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? ?\([^)]*[a-zA-Z]")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
 _PRIMED = re.compile(r"([a-zA-Z])('+)")
@@ -312,6 +319,7 @@ _SPELLINGS = rules(
     (r"_\{\\(max|min)\}", r"_{\1}"),
     (r"(\d+|[a-zA-Z])!(?=\^)", r"(\1!)"),
 )
+# Spaces and multiplication signs that say nothing. Between digits they do: `1 \cdot 2` is not 12.
 _LOOSE = re.compile(r"(?:(?<!\d)\\cdot|\\cdot(?! ?\d)|(?<!\d) | (?!\d))+")
 
 
