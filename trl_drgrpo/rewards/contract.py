@@ -149,7 +149,6 @@ class Guard:
             rewards = validate_rewards(output, len(rows), self.name)
         except (Exception, SystemExit) as error:  # a grader may call sys.exit(); KeyboardInterrupt is the user's
             failure = error
-        # Behind the `except`, so that the error of `settle` has one cause and no "during handling of" beside it.
         if failure is not None:
             self.settle(failure, self._hint(failure, rows))
         elif rows and not self.has_compared:

@@ -60,7 +60,7 @@ class WorkerHandle:
 
     def send(self, request: tuple[bytes, list[str], bytes, bytes], limit: float) -> None:
         """Send it a request, which an idle worker takes at once."""
-        # The kernel keeps the time limit of a socket, so a waiting thread needs no clock and no signal.
+        # The limit is the socket's own, so a waiting thread needs no clock of ours and no signal.
         self.channel.settimeout(limit)
         self.channel.sendall(pickle.dumps(request))
 

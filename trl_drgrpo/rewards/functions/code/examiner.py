@@ -146,7 +146,7 @@ class Remote:
 
     def __call__(self, *args, **kwargs):
         value = self._use("call", args, kwargs)
-        # By its name in capitals it is a class, and what it returns an object that the tests have made.
+        # With a capital initial it is a class, and what it returns is an object that the tests have made.
         if type(value) is Remote and self._name[:1].isupper():
             vars(value)["_is_made"] = True
         return value

@@ -240,7 +240,7 @@ def _calls_of_tests(body, defined, entry_point):
     run = reached(statements, defined)  # what the text calls by itself is not called a second time
     expression = ast.parse(entry_point or "None", mode="eval").body
     count = len(expression.elts) if isinstance(expression, ast.Tuple) else 1  # `encode, decode` are two
-    # Called are `check(candidate)` of HumanEval and what pytest would run, if it has no arguments left to fill in.
+    # HumanEval's `check(candidate)` gets a call, and what pytest would run, if it has no arguments left to fill in.
     called_here = []
     calls = []
     for node in functions:
@@ -439,7 +439,7 @@ def _globals_of(node, helpers, namespace):
     assigned = set()
     for code in codes:  # the compiler knows best what is local to a function or a comprehension
         is_module = code.co_name == "<module>"
-        is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED  # names of functions are numbered slots
+        is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED  # only functions have it
         class_names = set()
         for step in dis.get_instructions(code):
             if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):

@@ -61,8 +61,8 @@ def _become(uid):
         os.setresuid(65534, 65534, 65534)
 
 
-# By tag: a type, the parts of its values, and the way back. The parts are read by methods of the base class: those of
-# a subclass are the completion's. `encode` tries the types in this order.
+# By tag: a type, the parts of its values, and the way back. Methods are those of the base class: those of a subclass
+# are the completion's. `encode` tries the types in this order.
 _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
     # In hexadecimal, which has no limit of digits, unlike decimal text in Python.
     "int": (int, lambda value: [hex(int.__index__(value))], lambda text: int(text, 16)),
