@@ -160,9 +160,7 @@ def load_model(name: str, loading: Loading) -> Any:
     # The class that the adapter was trained on: its layers may have other names in another one.
     adapter = user_path(name)
     trained_class = model_class_of(load_config(name, loading), adapter)
-    classes = None
-    if trained_class.__name__ != causal:
-        classes = {causal: trained_class}
+    classes = {causal: trained_class} if trained_class.__name__ != causal else None
     model = load(base, causal, classes, **options)
     fit_vocabulary(model, adapter)  # before the adapter, which may hold rows of new tokens
     return attach(model, adapter)

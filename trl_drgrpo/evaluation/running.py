@@ -55,9 +55,8 @@ def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: 
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    longest = max(lengths)  # if the longest prompt fits, all do
-    row = lengths.index(longest)
-    refuse_too_long(longest, row, decoding.max_completion_length, context_length(config))
+    row = lengths.index(max(lengths))  # if the longest prompt fits, all do
+    refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
 def check_rows_fit(

@@ -133,16 +133,11 @@ def _call(ends: Ends) -> dict[str, Any]:
     # Rows of one file may have different columns: one that a row lacks is `None` there.
     for name in dict.fromkeys(chain(*(problem.columns for problem in problems))):
         columns[name] = [problem.columns.get(name) for problem in problems]
-    completions = []
-    completion_ids = []
-    for problem, node in ends:
-        completions.append(problem.completion(node))
-        completion_ids.append(list(problem.completion_ids(node)))
     # Behind the columns, none of which can take the place of an argument.
     return columns | {
         "prompts": [problem.prompt for problem in problems],
-        "completions": completions,
-        "completion_ids": completion_ids,
+        "completions": [problem.completion(node) for problem, node in ends],
+        "completion_ids": [list(problem.completion_ids(node)) for problem, node in ends],
         "trainer_state": None,
         "log_metric": log_nothing,
         "log_extra": log_nothing,
@@ -229,11 +224,8 @@ def score(child: Node, exploration: float) -> float:
     mean = child.mean
     if mean is None:  # a step without a value counts as good as its parent
         mean = parent.mean or 0.0
-    visits = 0
-    samples = 0
-    for sibling in siblings:
-        visits += sibling.visits
-        samples += sibling.samples
+    visits = sum(sibling.visits for sibling in siblings)
+    samples = sum(sibling.samples for sibling in siblings)
     prior = child.samples / max(samples, 1)
     return mean + exploration * prior * math.sqrt(visits) / (1 + child.visits)
 
