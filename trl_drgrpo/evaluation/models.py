@@ -85,6 +85,7 @@ def check_model(field: str, name: str, base: str | None = None) -> None:
     """Refuse a folder that is not there or holds neither a model nor an adapter with its base; load no weights."""
     path = user_path(name)
     if not is_adapter(name):
+        # A run that was killed has checkpoints and no model: the nearest thing to what was meant is named.
         checkpoints = checkpoint_folders(path)
         if checkpoints and not holds_model(path):
             got = f"{name}, a run without a saved model"
@@ -121,6 +122,7 @@ def load_config(name: str, loading: Loading) -> "PreTrainedConfig":
     """Load the configuration of a model, or of an adapter's base; no weights."""
     from transformers import AutoConfig
 
+    # An adapter has no configuration of a model; that of its base fits.
     name = base_name(name, loading.base) or name
     with hub_errors("model", name, "a folder or Hub id of a model"):
         return AutoConfig.from_pretrained(name, trust_remote_code=loading.trust_remote_code)
@@ -151,16 +153,14 @@ def load_model(name: str, loading: Loading) -> Any:
     if loading.bits is not None:
         options["quantization_config"] = _quantization(loading.bits, loading.dtype)
     base = base_name(name, loading.base)
-    if base is None:
+    if base is None:  # a whole model
         return load(name, causal, **options).eval()
     from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary, model_class_of
 
     # The class that the adapter was trained on: its layers may have other names in another one.
     adapter = user_path(name)
     trained_class = model_class_of(load_config(name, loading), adapter)
-    classes = None
-    if trained_class.__name__ != causal:
-        classes = {causal: trained_class}
+    classes = {causal: trained_class} if trained_class.__name__ != causal else None
     model = load(base, causal, classes, **options)
     fit_vocabulary(model, adapter)  # before the adapter, which may hold rows of new tokens
     return attach(model, adapter)
@@ -188,4 +188,5 @@ def weights_mark(name: str) -> str:
     if not path.is_dir():
         return name
     # Sizes and times, not contents: reading the weights of a large model takes minutes.
-    return hashlib.blake2b(repr(file_states(path, _WEIGHTS)).encode(), digest_size=8).hexdigest()
+    states = repr(file_states(path, _WEIGHTS))
+    return hashlib.blake2b(states.encode(), digest_size=8).hexdigest()

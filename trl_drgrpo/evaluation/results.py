@@ -55,13 +55,15 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     ```
     """
     if not 1 <= k <= samples:
+        expected = "a whole number from 1 to the number of samples"
         remedy = "Sample at least k completions of each prompt."
-        raise InputError("k", f"{k} of {samples} samples", "a whole number from 1 to the number of samples", remedy)
+        raise InputError("k", f"{k} of {samples} samples", expected, remedy)
     if not 0 <= correct <= samples:
         expected = "a number from 0 to the number of samples"
         raise InputError("correct", f"{correct} of {samples}", expected, "Check the counts.")
-    # Of all ways to choose k samples, the share in which none is correct.
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+    # Of all ways to choose k samples, the share in which none is correct. Whole numbers of any size are exact here.
+    without_correct = math.comb(samples - correct, k)
+    return 1 - without_correct / math.comb(samples, k)
 
 
 def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
@@ -85,11 +87,16 @@ def mean_over_prompts(values: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """
     estimate: dict[str, Any] = {"value": None, "low": None, "high": None, "prompts": len(values)}
     array = np.asarray(values, dtype=np.float64)
-    if len(array):
-        estimate["value"] = float(array.mean())
-        if array.min() < array.max():
-            ends = bootstrap(len(array), lambda drawn: float(array[drawn].mean()), RESAMPLES, seed)
-            estimate["low"], estimate["high"] = ends
+    if not len(array):
+        return estimate
+    estimate["value"] = float(array.mean())
+    if array.min() < array.max():
+
+        def resampled_mean(drawn: np.ndarray) -> float:
+            return float(array[drawn].mean())
+
+        low, high = bootstrap(len(array), resampled_mean, RESAMPLES, seed)
+        estimate |= {"low": low, "high": high}
     return estimate
 
 
@@ -102,9 +109,12 @@ def bootstrap(count: int, statistic: Callable[[np.ndarray], float], resamples: i
         resamples (`int`): Number of draws.
         seed (`int`, *optional*, defaults to `0`): Seed of the draws.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)  # fixed by default: the same samples give the same interval
     # One draw at a time: all of them at once would be a table of resamples x prompts.
-    resampled = [statistic(generator.integers(count, size=count)) for _ in range(resamples)]
+    resampled = []
+    for _ in range(resamples):
+        drawn = generator.integers(count, size=count)
+        resampled.append(statistic(drawn))
     return np.nanquantile(resampled, (0.025, 0.975)).tolist()
 
 
@@ -126,10 +136,11 @@ def judged(
         `InputError`: Rewards other than 0 and 1 without a threshold.
     """
     rule = CorrectnessRule(names, reward, threshold)
-    # numpy turns None, a completion that could not be scored, into NaN.
-    rewards = np.array([row[KIND]["rewards"][rule.name] for row in rows], dtype=np.float64).tolist()
+    # numpy turns None, a completion that could not be scored, into NaN, which the rule judges as None.
+    rewards = [row[KIND]["rewards"][rule.name] for row in rows]
+    rewards = np.array(rewards, dtype=np.float64).tolist()
     verdicts = rule.judge(rewards)
-    if verdicts is None:
+    if verdicts is None:  # some reward is neither 0 nor 1, and no threshold says what is correct
         not_a_verdict = next(value for value in rewards if value not in (0.0, 1.0) and not math.isnan(value))
         got = f"none for {rule.name}, which gave {not_a_verdict:g}"
         remedy = "Set the lowest reward of a correct completion: --correct_threshold. The samples are kept."
@@ -149,16 +160,20 @@ def model_numbers(rows: Sequence[Row], correct: Sequence[bool | None], ks: Seque
         `dict`: `prompts`, `completions`, `unscorable`, `failed`, `truncated` (counts), `length_mean` (tokens),
         `rewards` (means), and `pass_at`: for each `k` value, interval and number of prompts.
     """
+    # Each mean over the completions that have the value: a reward that could not score some is not 0 for them.
     samples = [row[KIND] for row in rows]
     means: dict[str, float | None] = {}
     for name in samples[0]["rewards"]:
-        means[name] = None
-        scored = [sample["rewards"][name] for sample in samples if sample["rewards"].get(name) is not None]
-        if scored:
-            means[name] = sum(scored) / len(scored)
+        scored = []
+        for sample in samples:
+            value = sample["rewards"].get(name)
+            if value is not None:
+                scored.append(value)
+        means[name] = sum(scored) / len(scored) if scored else None
     pass_at = {}
     for k in ks:
-        pass_at[str(k)] = mean_over_prompts(list(_by_prompt(rows, correct, k).values()))
+        values = _by_prompt(rows, correct, k).values()
+        pass_at[str(k)] = mean_over_prompts(list(values))
     return {
         "prompts": len({sample["problem"] for sample in samples}),
         "completions": len(samples),
@@ -186,19 +201,25 @@ def results(
         `dict`: The facts, the numbers of each model, and with a baseline the `difference` of pass@k to it: paired,
         prompt by prompt, over prompts that both have a value for.
     """
-    names = list(next(iter(models.values()))[1][0][KIND]["rewards"])
+    # All models were scored by the same rewards, so any row of any model names them.
+    _, first_rows = next(iter(models.values()))
+    names = list(first_rows[0][KIND]["rewards"])
     correct = {}
     model_entries = []
     for role, (about, rows) in models.items():
         correct[role] = judged(rows, names, *facts["correct"].values())
-        model_entries.append({"role": role, **about, **model_numbers(rows, correct[role], ks)})
+        numbers = model_numbers(rows, correct[role], ks)
+        model_entries.append({"role": role, **about, **numbers})
     # Prompt by prompt, so that the difficulty of a prompt, which both models meet, cancels out.
     difference = {}
     if "baseline" in models:
         for k in ks:
             values = _by_prompt(models["model"][1], correct["model"], k)
             baseline = _by_prompt(models["baseline"][1], correct["baseline"], k)
-            differences = [values[prompt] - baseline[prompt] for prompt in values if prompt in baseline]
+            differences = []
+            for prompt, value in values.items():
+                if prompt in baseline:
+                    differences.append(value - baseline[prompt])
             difference[str(k)] = mean_over_prompts(differences)
     return {
         "format": FORMAT,
@@ -219,6 +240,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     """Read the results in a folder, the newest last; other files and other formats are left out."""
     dated_contents = []
     for path in sorted(folder.glob("*.json")):
+        # Anything may lie in that folder, so a file that does not look like a result is no error.
         try:
             content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
             is_complete = content["format"] == FORMAT and content["models"] and content["dataset"]["name"]
@@ -226,18 +248,18 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             continue
         if is_complete:
             dated_contents.append((path.stat().st_mtime, content))
-    dated_contents.sort(key=itemgetter(0))
+    dated_contents.sort(key=itemgetter(0))  # by the time alone: two contents of one time cannot be compared
     return [content for _, content in dated_contents]
 
 
 def _by_prompt(rows: Sequence[Row], correct: Sequence[bool | None], k: int) -> dict[int, float]:
     """Return pass@k of each prompt with at least `k` scored completions."""
-    verdicts_of_prompts: dict[int, list[bool]] = defaultdict(list)
+    verdicts_of_prompts: dict[int, list[bool]] = defaultdict(list)  # by number of the prompt
     for row, is_correct in zip(rows, correct, strict=True):
         if is_correct is not None:
             verdicts_of_prompts[row[KIND]["problem"]].append(is_correct)
     values = {}
     for prompt, verdicts in verdicts_of_prompts.items():
-        if len(verdicts) >= k:
+        if len(verdicts) >= k:  # of fewer nothing can be said about k
             values[prompt] = pass_at_k(len(verdicts), sum(verdicts), k)
     return values

@@ -55,7 +55,7 @@ def check_context(config: "PreTrainedConfig", lengths: Sequence[int], decoding: 
     from trl_drgrpo.single_gpu.model_checks import refuse_too_long
     from trl_drgrpo.single_gpu.vocabulary import context_length
 
-    row = max(range(len(lengths)), key=lengths.__getitem__)  # if the longest prompt fits, all do
+    row = lengths.index(max(lengths))  # if the longest prompt fits, all do
     refuse_too_long(lengths[row], row, decoding.max_completion_length, context_length(config))
 
 
@@ -67,6 +67,7 @@ def check_rows_fit(
     template: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse rows with prompts that are too long for a model that is not loaded yet, see [`check_context`]."""
+    # The tokenizer and the configuration are small; the weights come after this check.
     tokenizer = load_tokenizer(model, loading)
     lengths = [len(prompt_ids(row["prompt"], tokenizer, template)) for row in rows]
     check_context(load_config(model, loading), lengths, decoding)
@@ -116,6 +117,7 @@ def sample_and_score(
     Raises:
         `RewardError`: A reward that fails on every completion of the first group.
     """
+    # One group at a time: its rows are written before the next one is sampled, so that a kill loses one group.
     for start in range(first, len(rows), group):
         prompts = rows[start : start + group]
         # Seeded by its first prompt: a group has the same samples in an evaluation that goes on from there.
@@ -133,6 +135,7 @@ def sample_and_score(
         scores = [score_completions(reward, sampled, name) for name, reward in rewards.items()]
         if start == 0:  # a reward that works there is not broken: later failures are counted
             _refuse_broken(scores, len(sampled))
+        # All completions of the group in a row, `samples` of each prompt.
         for place, row in enumerate(sampled):
             row[KIND] = {
                 "problem": start + place // samples,
@@ -142,10 +145,13 @@ def sample_and_score(
                 "finish_reason": ends[place],
                 "rewards": {score.name: score.rewards[place] for score in scores},
             }
-            failures = {score.name: score.failures[place] for score in scores if place in score.failures}
+            failures = {}
+            for score in scores:
+                if place in score.failures:
+                    failures[score.name] = score.failures[place]
             if failures:
                 row[KIND]["failures"] = failures
-        for place in range(0, len(sampled), samples):
+        for place in range(0, len(sampled), samples):  # prompt by prompt
             yield sampled[place : place + samples]
 
 
@@ -158,6 +164,7 @@ def completed(row: Mapping[str, Any], continuation: Continuation, tokenizer: "Pr
 
 def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> RewardScores:
     """Score completions in one call, as in training."""
+    # In one call a judge sends its requests at once, and a reward of a group sees the group.
     scores = score_rows(reward, sampled, name, batch_size=len(sampled))
     if scores.failures and len(sampled) > 1:  # once more, one by one: a failing row costs no other row its reward
         scores = score_rows(reward, sampled, name)
@@ -167,7 +174,7 @@ def score_completions(reward: Callable, sampled: Sequence[Row], name: str) -> Re
 def _refuse_broken(scores: Sequence[RewardScores], rows: int) -> None:
     """Refuse a reward that failed on every row, before more completions are sampled for it."""
     for score in scores:
-        if len(score.failures) == rows:
+        if len(score.failures) == rows:  # a completion or two may be hostile; all of them are not
             remedy = "Nothing could be scored: fix the reward. `trl-drgrpo score` tries it on saved completions."
             got = f"{score.failures[0]}, on every completion of the first prompts"
             raise RewardError(f"reward function {score.name!r}", got, "a reward", remedy)

@@ -16,6 +16,7 @@ completions without a score or without a truth do not count.
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ def compared(
         `incorrect`, `correct` (counts), `incorrect_accuracy`, `correct_accuracy` and `f1`. A number that cannot be
         computed is `None`.
     """
-    comparisons: dict[str, list[tuple[float, bool, str]]] = {"labels": []}
-    comparisons |= {name: [] for name in PATH_VALUES}
+    # By comparison, triples of a score, its truth and its prompt.
+    comparisons: dict[str, list[tuple[float, bool, str]]] = defaultdict(list)
     for row, step_labels, is_correct, prompt in zip(scores, labels, correct, prompts, strict=True):
         if step_labels is not None:
             for score, label in zip(row, step_labels, strict=True):
@@ -65,14 +66,16 @@ def compared(
             for name, path_value in PATH_VALUES.items():
                 comparisons[name].append((path_value(scored), is_correct, prompt))
     numbers = {}
-    for name, triples in comparisons.items():
-        if triples:
-            numbers[name] = _numbers(*zip(*triples, strict=True))
+    for name in ("labels", *PATH_VALUES):  # in this order, whichever comes first in the rows
+        if name in comparisons:
+            columns = zip(*comparisons[name], strict=True)
+            numbers[name] = _numbers(*columns)
     return {"against": numbers, "first_error": _first_error(scores, labels, threshold)}
 
 
 def _numbers(scores: Sequence[float], truths: Sequence[bool], prompts: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of one comparison."""
+    # As floats, so that the mean of truths is a share and a difference to a score can be squared.
     score = np.asarray(scores, dtype=np.float64)
     truth = np.asarray(truths, dtype=np.float64)
     auc, low, high = _auc(score, truth, prompts)
@@ -107,25 +110,26 @@ def _auc(score: np.ndarray, truth: np.ndarray, prompts: Sequence[str]) -> tuple[
     # Counts per distinct score take the place of ranks: every resample needs two of them, and no sorting.
     values, rank = np.unique(score, return_inverse=True)
 
+    # The Mann-Whitney statistic: of all pairs of a true and a false one, the share in which the true one is higher.
     def area(weight: np.ndarray) -> float:
         # True and false ones per distinct score. A pair of equal scores counts one half.
         good = np.bincount(rank, weight * truth, len(values))
         bad = np.bincount(rank, weight * (1 - truth), len(values))
+        pairs_in_order = (good * (bad.cumsum() - bad / 2)).sum()
         total = good.sum() * bad.sum()
-        if not total:
-            return math.nan
-        return float((good * (bad.cumsum() - bad / 2)).sum() / total)
+        return float(pairs_in_order / total) if total else math.nan
 
     area_of_all = area(np.ones(len(score)))
-    if math.isnan(area_of_all):
+    if math.isnan(area_of_all):  # there is no pair
         return None, None, None
     distinct, problem = np.unique(np.asarray(prompts), return_inverse=True)
-    if len(distinct) == 1:
+    if len(distinct) == 1:  # every resample would be the sample itself
         return area_of_all, None, None
 
     def resampled_area(drawn: np.ndarray) -> float:
         # A resample only changes the weights: how often each prompt was drawn.
-        return area(np.bincount(drawn, minlength=len(distinct))[problem])
+        times_drawn = np.bincount(drawn, minlength=len(distinct))
+        return area(times_drawn[problem])
 
     return area_of_all, *bootstrap(len(distinct), resampled_area, RESAMPLES)
 
@@ -139,9 +143,11 @@ def _first_error(
     for row, step_labels in zip(scores, labels, strict=True):
         if not step_labels:
             continue
-        blamed = next((k for k, score in enumerate(row) if score is not None and score < threshold), None)
+        # The first step that the scores blame, and the first that is not labeled good.
+        is_blamed = [score is not None and score < threshold for score in row]
+        blamed = is_blamed.index(True) if True in is_blamed else None
         first = next((k for k, label in enumerate(step_labels) if label is not True), None)
-        if first is None:
+        if first is None:  # all steps are good: none may be blamed
             correct_hits.append(blamed is None)
         elif step_labels[first] is False:  # else a step without label comes first, and nothing is known
             incorrect_hits.append(blamed == first)
@@ -153,12 +159,13 @@ def _first_error(
         "correct_accuracy": None,
         "f1": None,
     }
+    # An accuracy for each kind of completion that is there.
     accuracies = []
     for kind, hits in (("incorrect", incorrect_hits), ("correct", correct_hits)):
         if hits:
             accuracies.append(statistics.fmean(hits))
             result[f"{kind}_accuracy"] = accuracies[-1]
-    if len(accuracies) == 2:
+    if len(accuracies) == 2:  # with completions of one kind only, F1 would be the accuracy on these
         result["f1"] = statistics.harmonic_mean(accuracies)
     return result
 
@@ -170,6 +177,7 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
 
     figure, panels = new_figure(1, len(numbers), 4.4 * len(numbers), 4.0, sharey=True)
     for axes, (name, comparison) in zip(panels, numbers.items(), strict=True):
+        # The diagonal is perfect calibration: of steps with a score of 0.7, 70% are good.
         axes.plot((0, 1), (0, 1), color="#888888", linewidth=0.8, linestyle="--")
         for kind, calibration in comparison["against"].items():
             auc = "-"
@@ -178,5 +186,6 @@ def draw(numbers: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
             scores = [entry["score"] for entry in calibration["bins"]]
             shares = [entry["true_frac"] for entry in calibration["bins"]]
             axes.plot(scores, shares, marker="o", markersize=4, label=f"{kind} (AUC {auc})")
+        # To matplotlib, a pair of dollar signs would be a formula.
         axes.set(title=name.replace("$", r"\$"), xlabel="score", ylabel="share good or correct")
     return save_figure(figure, path)

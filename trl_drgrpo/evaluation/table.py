@@ -16,10 +16,11 @@ from trl_drgrpo.common.markdown import plain
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-_FEW_PROMPTS = 30
+Result = Mapping[str, Any]  # of an evaluation, as `results.results` makes it
+_FEW_PROMPTS = 30  # below, a percentile bootstrap covers less than the 95% that it claims
 
 
-def title(content: Mapping[str, Any]) -> str:
+def title(content: Result) -> str:
     """Describe data and sampling in one line."""
     data = content["dataset"]
     sampling = content["sampling"]
@@ -29,6 +30,7 @@ def title(content: Mapping[str, Any]) -> str:
     decoding = "greedy"
     if sampling["temperature"] != 0:
         decoding = f"temperature {sampling['temperature']:g}"
+    # Only what is on: most evaluations sample without any of these.
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if (sampling.get(name) or off) != off:
             decoding += f", {name} {sampling[name]:g}"
@@ -50,13 +52,13 @@ def title(content: Mapping[str, Any]) -> str:
     return description
 
 
-def is_whole(content: Mapping[str, Any]) -> bool:
+def is_whole(content: Result) -> bool:
     """Tell whether all prompts of the split were evaluated."""
     data = content["dataset"]
     return data["prompts"] == data.get("of", data["prompts"])
 
 
-def correct_by(content: Mapping[str, Any]) -> str:
+def correct_by(content: Result) -> str:
     """Return the reward that decides on correctness, with its threshold."""
     rule = content["correct"]
     if rule["threshold"] is None:
@@ -64,9 +66,9 @@ def correct_by(content: Mapping[str, Any]) -> str:
     return f"{rule['reward']} >= {rule['threshold']:g}"
 
 
-def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(content: Result) -> tuple[list[str], list[list[str]]]:
     """Return head and rows: one row per model, and the difference below two."""
-    # The columns are those of the first model; all of them have the same.
+    # The columns are those of the first model; all of them have the same. `k` is a text here, as a key of JSON.
     ks = list(content["models"][0]["pass_at"])
     rewards = list(content["models"][0]["rewards"])
     head = ["model"]
@@ -83,6 +85,7 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             if mean is not None:
                 text = f"{mean:.3g}"
             cells.append(text)
+        # Completions that were cut or not scored say how far the numbers before them can be trusted.
         cells.append(f"{model['length_mean']:.0f}")
         cells.append(f"{model['truncated'] / model['completions']:.1%}")
         unscorable = f"{model['unscorable']:,}"
@@ -93,12 +96,13 @@ def table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     if content["difference"]:
         cells = ["difference, paired"]
         cells += [percent(content["difference"][k], signed=True) for k in ks]
-        rows.append(cells + [""] * (len(head) - len(cells)))
+        rows.append(cells + [""] * (len(head) - len(cells)))  # rewards and lengths have no interval
     return head, rows
 
 
-def notes(content: Mapping[str, Any]) -> list[str]:
+def notes(content: Result) -> list[str]:
     """Return method and caveats of the numbers, a sentence each."""
+    # The method first, then what limits the numbers of this result.
     lines = [f"Interval: {content['interval']}. pass@k: unbiased estimator of Chen et al., arXiv 2107.03374."]
     estimates = list((content["difference"] or {}).values())
     for model in content["models"]:
@@ -111,9 +115,7 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         for k, estimate in model["pass_at"].items():
             missing = model["prompts"] - estimate["prompts"]
             if missing:
-                completions = "completions"
-                if k == "1":
-                    completions = "completion"
+                completions = "completion" if k == "1" else "completions"
                 lines.append(
                     f"{model['role']}: {counted(missing, 'prompt')} with fewer than {k} scored {completions} left out "
                     f"of pass@{k}."
@@ -134,19 +136,16 @@ def percent(estimate: Mapping[str, Any], signed: bool = False) -> str:
     """
     if estimate["value"] is None:
         return "–"
-    sign = ""
-    unit = "%"
-    if signed:
-        sign = "+"
-        unit = " points"
+    sign, unit = ("+", " points") if signed else ("", "%")
     text = f"{100 * estimate['value']:{sign}.1f}{unit}"
     if estimate["low"] is None:
         return text
     return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
-def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
+def _markdown_lines(content: Result) -> list[str]:
     head, rows = table(content)
+    # Names and prompts are the user's: `plain` keeps Markdown from reading them.
     lines = [plain(title(content)), "", markdown_row(head), "|" + "---|" * len(head)]
     for name, *cells in rows:
         lines.append(markdown_row([plain(name), *cells]))
@@ -158,7 +157,8 @@ def _markdown_lines(content: Mapping[str, Any]) -> list[str]:
 
 def markdown_row(cells: Sequence[str]) -> str:
     """Write a line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def counted(number: int, noun: str) -> str:
@@ -182,7 +182,7 @@ _DATA_FILES = (".json", ".jsonl", ".parquet", ".csv")
 _BEFORE = "## Limits"  # the section goes before this heading of our own card, and to the end of any other
 
 
-def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> None:
+def put_into_card(readme: Path, evaluations: Sequence[Result]) -> None:
     """State evaluations of a model in its card, in the place of earlier ones.
 
     Args:
@@ -191,11 +191,12 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     """
     from huggingface_hub import ModelCard
 
-    card = ModelCard.load(readme, ignore_metadata_errors=True)
+    card = ModelCard.load(readme, ignore_metadata_errors=True)  # a card by hand may have metadata that do not parse
     data: Any = card.data
+    # The Hub shows results under a name; a card without one gets that of its folder.
     data.model_name = data.model_name or readme.absolute().parent.name
     # Results of other tools stay.
-    eval_results = []
+    eval_results = []  # replaced are those that this command wrote
     for result in data.eval_results or []:
         if (result.metric_args or {}).get("measured_with") != MEASURED_WITH:
             eval_results.append(result)
@@ -207,7 +208,7 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     # Between two marks, by which the next evaluation finds the section and replaces it.
     section = "\n".join([*lines, _END, ""])
     text, _, after_start = card.text.partition(_START)
-    if after_start:
+    if after_start:  # the earlier section goes
         text += after_start.partition(_END)[2].lstrip("\n")
     at = text.find(f"\n{_BEFORE}\n")
     if at < 0:
@@ -217,15 +218,18 @@ def put_into_card(readme: Path, evaluations: Sequence[Mapping[str, Any]]) -> Non
     write_whole(readme, str(card))
 
 
-def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
+def _metadata(content: Result) -> "list[EvalResult]":
     from huggingface_hub import EvalResult
 
     data = content["dataset"]
-    arguments = {name: value for name, value in content["sampling"].items() if value is not None}
+    arguments = {}
+    for name, value in content["sampling"].items():
+        if value is not None:
+            arguments[name] = value
     model = next(candidate for candidate in content["models"] if candidate["role"] == "model")
     eval_results = []
     for k, estimate in model["pass_at"].items():
-        if estimate["value"] is None:
+        if estimate["value"] is None:  # no prompt has `k` scored completions
             continue
         eval_results.append(
             EvalResult(
@@ -243,12 +247,12 @@ def _metadata(content: Mapping[str, Any]) -> "list[EvalResult]":
     return eval_results
 
 
-def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
+def _without_paths(content: Result) -> dict[str, Any]:
     """Return a result without the names of local folders."""
     data = content["dataset"] | {"name": public_name(content["dataset"]["name"], "a local dataset")}
     models = []
     for model in content["models"]:
-        name = "this one"
+        name = "this one"  # the model of the card, which may have been evaluated before it had a Hub id
         if model["role"] != "model":
             name = public_name(model["name"], "a local model")
         models.append(model | {"name": name})
@@ -257,6 +261,7 @@ def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def public_name(name: str, otherwise: str) -> str:
     """Return a Hub id or a generated task unchanged, a local file by its name, and `otherwise` for anything else."""
+    # A path shows the names of a user and of a machine, which a published card should not.
     path = Path(name)
     if path.suffix in _DATA_FILES:
         return path.name

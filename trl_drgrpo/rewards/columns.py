@@ -19,6 +19,8 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
 
+Keywords = dict[str, Any]  # of one call of a reward function: columns by name, and TRL's own
+
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -40,7 +42,7 @@ def behind_partials(function: object) -> Any:
 def is_async(function: object) -> bool:
     """Tell whether a call of the function behind partials, or of an instance, gives a coroutine."""
     function = behind_partials(function)
-    if not inspect.isroutine(function):
+    if not inspect.isroutine(function):  # an instance is not asynchronous itself, its `__call__` may be
         function = type(function).__call__
     return inspect.iscoroutinefunction(function)
 
@@ -68,8 +70,9 @@ def select(function: Callable, offered: Mapping[str, Any], by_request: Mapping[s
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def only_rows(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+def only_rows(kwargs: Keywords, rows: Sequence[int]) -> Keywords:
     """Return the keywords of a call for some of its rows: columns cut down to these, anything else as it is."""
+    # A column is told by its length: TRL does not say which of its keywords have one value per completion.
     count = len(kwargs["completions"])
     selected = dict(kwargs)
     for key, value in kwargs.items():
@@ -133,8 +136,9 @@ def _stack(reward_func: object) -> tuple[str, str] | None:
     if "completions" in names:  # TRL's own
         return None
     for stack, adapter, signs in _BY_PARAMETERS:
-        if any(sign <= names for sign in signs):
-            return stack, adapter
+        for sign in signs:
+            if sign <= names:
+                return stack, adapter
     return None
 
 
@@ -201,6 +205,7 @@ def _misfit(
     reward_func: object, signature: Sequence[inspect.Parameter], columns: list[str], supply: str
 ) -> tuple[str, str, str] | None:
     """Return the last three parts of the error for a call that TRL cannot make; `None` if it can."""
+    # First what no signature can mend: TRL's call itself would fail.
     for clash in {"prompts", "completions"} & {*columns}:
         expected = "no column with the name of a keyword that TRL passes itself"
         remedy = f"Rename or remove the column {clash!r}: the call would give this argument twice."
@@ -217,6 +222,7 @@ def _misfit(
             got = f"a dataset with the columns {', '.join(columns) or '(none)'}"
             remedy = hint or _supply_column(reward_func, name, passed_columns, supply)
             return got, f"a column {name!r}, which the function requires", remedy
+    # Then what is passed and not taken: TRL passes all columns, whether a function wants them or not.
     names = set()
     for parameter in signature:
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -276,11 +282,10 @@ def ask(reward_func: object, question: str, /, *args: Any, **kwargs: Any) -> Any
     func = behind_partials(reward_func)
     if _is_model(func):
         return None
-    inner_rewards = getattr(func, "reward_funcs", ())
     answers = []
-    if isinstance(inner_rewards, tuple):
-        # All are asked, also behind an answer: any of them may refuse.
-        answers = [ask(reward, question, *args, **kwargs) for reward in inner_rewards]
+    # All are asked, also behind an answer: any of them may refuse.
+    for reward in _inner_rewards(func):
+        answers.append(ask(reward, question, *args, **kwargs))
     method = getattr(func, question, None)
     if getattr(func, "__module__", None) == _ACCURACY_REWARDS and question in _TRLS_ANSWERS:
         method = functools.partial(_TRLS_ANSWERS[question], func.__name__)
@@ -292,7 +297,13 @@ def ask(reward_func: object, question: str, /, *args: Any, **kwargs: Any) -> Any
     return None
 
 
-def _takes(method: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _inner_rewards(func: object) -> tuple[Any, ...]:
+    """Return the rewards inside a wrapper of this package. What is no tuple is an attribute of the user's."""
+    inner_rewards = getattr(func, "reward_funcs", ())
+    return inner_rewards if isinstance(inner_rewards, tuple) else ()
+
+
+def _takes(method: Callable, args: tuple[Any, ...], kwargs: Keywords) -> bool:
     try:
         inspect.signature(method).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -338,8 +349,8 @@ def users_own(reward_func: object) -> list[Any]:
     func = behind_partials(reward_func)
     if _is_model(func):
         return []
-    inner_rewards = getattr(func, "reward_funcs", ())
-    if isinstance(inner_rewards, tuple) and inner_rewards:
+    inner_rewards = _inner_rewards(func)
+    if inner_rewards:
         return list(chain.from_iterable(map(users_own, inner_rewards)))
     module = getattr(func, "__module__", None) or type(func).__module__
     is_of_package = module.partition(".")[0] == __name__.partition(".")[0]

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import Choice, finite_number, refuse_outside
-from trl_drgrpo.rewards.columns import is_async, only_rows, required, select, signature_of
+from trl_drgrpo.rewards.columns import Keywords, is_async, only_rows, required, select, signature_of
 from trl_drgrpo.rewards.contract import Rewards, at_once, check_name, reward_name, validate_rewards
 from trl_drgrpo.rewards.functions.strings.formats import format_reward
 from trl_drgrpo.rewards.recipe_names import register_reward
@@ -59,7 +59,7 @@ class Composed:
         self.logged: set[str] = set()  # columns that a part gave to `log_extra`
         if columns is None:
             columns = list(chain.from_iterable(map(required, reward_funcs)))
-        self.__signature__ = signature_of(columns)
+        self.__signature__ = signature_of(columns)  # from which `check_columns` reads what a call needs
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Any:
         return at_once(self.rule(self, {"completions": completions, **kwargs}))  # pyright: ignore[reportArgumentType]
@@ -74,24 +74,25 @@ class Composed:
         """Return the results of several calls."""
         return [await call for call in calls]
 
-    async def scored(self, kwargs: dict[str, Any], *reward_funcs: Callable) -> list[Rewards]:
+    async def scored(self, kwargs: Keywords, *reward_funcs: Callable) -> list[Rewards]:
         """Return the rewards of the parts, each called with those of TRL's keywords that it takes. A `RewardError`
         names a part whose result is invalid."""
 
+        # `select`: a part need not have `**kwargs`, as a function in `reward_funcs` must.
         async def rewards_of(part: Callable) -> Rewards:
             output = await self.called(part, **select(part, kwargs))
             return validate_rewards(output, len(kwargs["completions"]), reward_name(part))
 
         return await self.together(map(rewards_of, reward_funcs))
 
-    def log(self, kwargs: dict[str, Any], key: str, values: Iterable[float | None]) -> None:
+    def log(self, kwargs: Keywords, key: str, values: Iterable[float | None]) -> None:
         """Log the mean of the values that are not `None`, if there is one, as a metric of this reward."""
         present = [value for value in values if value is not None]
         log_metric = kwargs.get("log_metric")
         if present and log_metric is not None:
             log_metric(f"rewards/{self.__name__}/{key}", sum(present) / len(present))
 
-    async def some(self, part: Callable, kwargs: dict[str, Any], rows: Sequence[int]) -> Rewards:
+    async def some(self, part: Callable, kwargs: Keywords, rows: Sequence[int]) -> Rewards:
         """Return the rewards of a part for some of the rows: each list of one value per row is cut down to them.
 
         Columns for `log_extra` are filled up with `None` for the other rows: TRL wants one value per completion.
@@ -106,7 +107,7 @@ class Composed:
                     log_extra(column, [None] * total)
             return []
         chosen = only_rows(kwargs, rows)
-        if log_extra is not None:
+        if log_extra is not None:  # stands in for TRL's, with the rows' values in their places
 
             def log_all(column: str, values: Sequence[Any]) -> None:
                 self.logged.add(column)
@@ -130,6 +131,7 @@ class AsyncComposed(Composed):
         try:
             if is_async(function):
                 return await function(*args, **kwargs)
+            # A grader that computes in the event loop would keep a judge's requests waiting.
             return await asyncio.to_thread(function, *args, **kwargs)
         except SystemExit as error:  # it would end the event loop and not just this reward
             field = f"reward function '{reward_name(function)}'"
@@ -148,6 +150,7 @@ class AsyncComposed(Composed):
 
 def composed(name: str, reward_funcs: Sequence[Callable], *args: Any, **settings: Any) -> Composed:
     """Return a [`Composed`] reward function; it is asynchronous if one of the functions is."""
+    # TRL tells by the function whether to await it, so a class of its own: `__call__` is asynchronous or it is not.
     kind = AsyncComposed if any(map(is_async, reward_funcs)) else Composed
     return kind(name, reward_funcs, *args, **settings)
 
@@ -156,6 +159,7 @@ def _part(reward: object, field: str) -> Callable:
     """Return the reward that an option `field` stands for. Refuses a model, and anything that is no reward."""
     if isinstance(reward, (str, Mapping)):
         reward = resolve_reward(reward, field)
+    # `state_dict`: a model. TRL gives it tokens of its own tokenizer, which no rule here has.
     if not callable(reward) or inspect.isclass(reward) or hasattr(reward, "state_dict"):
         got = f"the class or model {reward_name(reward)}" if callable(reward) else repr(reward)
         remedy = "List a reward model in reward_funcs itself instead."
@@ -264,26 +268,30 @@ def clipped(reward: object, low: float = 0.0, high: float = 1.0, name: str = "")
 
 
 async def _weighted_sum(
-    reward: Composed, kwargs: dict[str, Any], names: Sequence[str], weights: Sequence[float], skips_none: bool
+    reward: Composed, kwargs: Keywords, names: Sequence[str], weights: Sequence[float], skips_none: bool
 ) -> Rewards:
     rewards_per_part = await reward.scored(kwargs, *reward.reward_funcs)
     for part_name, rewards in zip(names, rewards_per_part, strict=True):
         reward.log(kwargs, part_name, rewards)
+    # From one list per part to one sum per row.
     sums: Rewards = []
     for row in zip(*rewards_per_part, strict=True):
-        present = [weight * part for weight, part in zip(weights, row, strict=True) if part is not None]
-        has_gap = len(present) < len(row)
+        terms = []
+        for weight, part in zip(weights, row, strict=True):
+            if part is not None:
+                terms.append(weight * part)
         total = None
-        if present and (skips_none or not has_gap):
+        if terms and (skips_none or len(terms) == len(row)):
             try:
-                total = math.fsum(present)  # exact: the order of the parts does not matter
+                total = math.fsum(terms)  # exact: the order of the parts does not matter
             except (OverflowError, ValueError):  # beyond the range of floats, or inf - inf
                 total = math.inf
         sums.append(total)
-    return validate_rewards(sums, len(sums), reward.__name__)
+    return validate_rewards(sums, len(sums), reward.__name__)  # refuses infinity, as of any reward
 
 
-async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | None, at_least: float) -> Rewards:
+async def _gated(reward: Composed, kwargs: Keywords, else_value: float | None, at_least: float) -> Rewards:
+    # The gate first and alone: the reward behind it may be expensive, and is asked for the rows that passed.
     inner, gate = reward.reward_funcs
     [gates] = await reward.scored(kwargs, gate)
     rewards: Rewards = [None] * len(gates)
@@ -297,15 +305,16 @@ async def _gated(reward: Composed, kwargs: dict[str, Any], else_value: float | N
         elif value is not None:
             rewards[row] = else_value
     reward.log(kwargs, "passed_frac", passes)
-    for row, value in zip(passed_rows, await reward.some(inner, kwargs, passed_rows), strict=True):
+    inner_rewards = await reward.some(inner, kwargs, passed_rows)
+    for row, value in zip(passed_rows, inner_rewards, strict=True):
         rewards[row] = value
     return rewards
 
 
-async def _clipped(reward: Composed, kwargs: dict[str, Any], low: float, high: float) -> Rewards:
+async def _clipped(reward: Composed, kwargs: Keywords, low: float, high: float) -> Rewards:
     [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
     within: Rewards = []
-    is_beyond: list[float | None] = []
+    is_beyond: Rewards = []
     for value in rewards:
         bounded = None if value is None else min(max(value, low), high)
         within.append(bounded)
@@ -326,6 +335,7 @@ def _named_parts(parts: object) -> list[tuple[str, Callable, float]]:
         raise InputError("parts", repr(parts), "pairs of a reward function and a weight", remedy)
     rewards = [_part(reward, f"parts[{index}]") for index, (reward, _) in enumerate(weighted_rewards)]
     names = list(parts) if isinstance(parts, Mapping) else list(map(reward_name, rewards))
+    # Each part logs its mean under its name, so names must differ.
     repeated = sorted(name for name in names if names.count(name) > 1)
     if repeated:
         remedy = "Give the parts names: `{'strict': (reward, 1.0), 'lenient': (other, 1.0)}`."

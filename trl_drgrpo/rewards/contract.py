@@ -22,7 +22,15 @@ from typing import Any, Literal, Protocol, get_args
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
-from trl_drgrpo.rewards.columns import PER_CALL, adapter_hint, behind_partials, is_async, parameters, users_own
+from trl_drgrpo.rewards.columns import (
+    PER_CALL,
+    Keywords,
+    adapter_hint,
+    behind_partials,
+    is_async,
+    parameters,
+    users_own,
+)
 from trl_drgrpo.rewards.texts import are_messages, completion_text, in_other_form
 
 logger = logging.getLogger(__name__)
@@ -77,6 +85,7 @@ def checked_reward(reward_func: Callable, on_error: OnError = "raise", name: str
     """
     guard = Guard(reward_func, on_error == "raise", name or reward_name(reward_func))
 
+    # TRL asks `inspect.iscoroutinefunction` how to call it, so the wrapper is of the kind of the function inside.
     async def scored_later(*args, **kwargs):
         return await guard.rewards(args, kwargs)
 
@@ -112,7 +121,7 @@ class Guard:
     has_logged: bool = False
     has_compared: bool = False
 
-    async def rewards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rewards:
+    async def rewards(self, args: tuple[Any, ...], kwargs: Keywords) -> Rewards:
         """Return the rewards of one call, by keyword or by position."""
         kwargs = _by_name(self.reward_func, args, kwargs, self.name)
         # TRL's function for the reward of environments gets these in place of completions.
@@ -126,6 +135,7 @@ class Guard:
                 logged.add(metric)
                 log_number(log_metric, metric, value)
 
+            # A wrapper: a value that is no number must not end the run, and the names logged are needed below.
             kwargs["log_metric"] = log
         log_extra = kwargs.get("log_extra")
         if log_extra is not None:
@@ -159,7 +169,7 @@ class Guard:
         form = form_note(rows)
         return f"{to_fix(error)} {form}" if form else ""
 
-    def _warn_of_messages_unread(self, kwargs: dict[str, Any], rewards: Rewards) -> None:
+    def _warn_of_messages_unread(self, kwargs: Keywords, rewards: Rewards) -> None:
         """Warn of a function that gives all messages one value and their texts several.
 
         It was written for texts, and `len` of a list with one message is 1. A copy of it is called with the texts, so
@@ -168,13 +178,19 @@ class Guard:
         completions = kwargs.get("completions", ())
         if not are_messages(completions) or len(set(rewards)) > 1 or is_async(self.reward_func):
             return
+        # Equal texts deserve equal rewards, and functions of this package read both forms.
         if len(set(map(completion_text, completions))) < 2 or not users_own(self.reward_func):
             return
         silent = {key: unheard for key in ("log_metric", "log_extra") if key in kwargs}
         try:
-            output = _small_copy(self.reward_func)(**in_other_form(kwargs), **silent)
+            import cloudpickle
+
+            buffer = _SmallBuffer()
+            cloudpickle.dump(self.reward_func, buffer)
+            copy_of_function = cloudpickle.loads(buffer.getvalue())
+            output = copy_of_function(**in_other_form(kwargs), **silent)
             rewards_of_texts = validate_rewards(output, len(completions), self.name)
-        except (Exception, SystemExit):  # it reads messages only, or cannot be copied
+        except (Exception, SystemExit):  # it reads messages only, cannot be pickled, or is large
             return
         if len(set(rewards_of_texts)) > 1:
             message = "%s '%s' gives all %d completions of a batch %s, and their texts different rewards. %s"
@@ -183,7 +199,7 @@ class Guard:
     def settle(self, error: Exception | SystemExit, hint: str = "") -> None:
         """Raise the failure of a call, or log the first one. `hint` is the remedy, if one is known."""
         if self.raises:
-            if isinstance(error, RewardError):
+            if isinstance(error, RewardError):  # it names the function already
                 raise error from error.__cause__
             remedy = hint or to_fix(error)
             raise RewardError(f"{self.kind} '{self.name}'", told(error), self.expected, remedy) from error
@@ -203,15 +219,6 @@ class _SmallBuffer(io.BytesIO):
         if self.tell() + len(content) > 2**20:
             raise BufferError("too large")
         return super().write(content)
-
-
-def _small_copy(function: object) -> Any:
-    """Return a copy of a function with all that it holds. Raises if that cannot be pickled, or is large."""
-    import cloudpickle
-
-    buffer = _SmallBuffer()
-    cloudpickle.dump(function, buffer)
-    return cloudpickle.loads(buffer.getvalue())
 
 
 def unheard(*args: Any) -> None:
@@ -261,16 +268,17 @@ def log_column(log_extra: Callable[[str, list[Any]], None], rows: int, column: s
     log_extra(str(column), values)
 
 
-@functools.cache
+@functools.cache  # so that each warning comes once
 def _warn_unlogged(name: str, expected: str, got: str, reason: str) -> None:
     logger.warning("log of %r: got %s; expected %s (%s). It is left out.", name, got, expected, reason)
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that waits for nothing, as everything that it calls is synchronous."""
+    # Without an event loop: `asyncio.run` fails where one runs already, as in a notebook.
     try:
         work.send(None)
-    except StopIteration as done:
+    except StopIteration as done:  # a coroutine returns by this exception
         return done.value
     raise RuntimeError("a synchronous reward waits for something")
 
@@ -328,8 +336,9 @@ class Limits:
 
 def available_workers() -> int:
     """Return the cores that this process may use, divided by the trainer processes here, at least 1."""
+    # The affinity, not the count: a job of a cluster sees all cores of its machine and may use some.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun and accelerate
     processes = int(local_world_size) if local_world_size.isdigit() else 1
     return max(1, cores // max(1, processes))
 
@@ -372,7 +381,7 @@ def check_flag(field: str, value: object) -> None:
         raise InputError(field, shortened(value), "true or false", "Write it without quotes.")
 
 
-def validate_rewards(output: object, num_completions: int, name: str) -> list[float | None]:
+def validate_rewards(output: object, num_completions: int, name: str) -> Rewards:
     """Return the rewards as a list of finite floats and `None`. Refuses any other result.
 
     Args:
@@ -427,7 +436,7 @@ def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     expected = "a finite number, or None for what it cannot score"
     if isinstance(reward, Decimal) and reward.is_snan():
         reward = math.nan  # a float cannot be made of it
-    if not isinstance(reward, (numbers.Real, Decimal)):
+    if not isinstance(reward, (numbers.Real, Decimal)):  # `Decimal` is not registered as a real number
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
         raise RewardError(field, got.rstrip(), expected, "Convert it to a float.")
     try:
@@ -436,7 +445,7 @@ def reward_number(reward: Any, field: str, where: str = "") -> float | None:
         number = math.inf
     if math.isinf(number):
         raise RewardError(field, f"{shortened(reward)} {where}".rstrip(), expected, "Clip it, or return None.")
-    if math.isnan(number):
+    if math.isnan(number):  # TRL turns `None` into NaN, so a function may have learned to return it
         _warn_of_nan(field)
         return None
     return number
@@ -452,6 +461,7 @@ def to_fix(error: BaseException, option: str | None = "on_reward_error", what: s
     traceback is with the `RewardError`'s cause: a program that catches and prints that error shows none."""
     all_frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    # The first file outside of libraries is the user's. Its last line is where the user can do something.
     frames_of_file = [frame for frame in frames if frame.filename == frames[0].filename]
     place = ""
     if frames_of_file:
@@ -461,7 +471,7 @@ def to_fix(error: BaseException, option: str | None = "on_reward_error", what: s
     return f"Fix the {what} ({where}){go_on}."
 
 
-def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+def _by_name(reward_func: Callable, args: tuple[Any, ...], kwargs: Keywords, name: str) -> Keywords:
     """Return the keywords of a call by position: in the order of the function's parameters, or `(prompts,
     completions)`. TRL's function for an environment's own reward needs `environments` alone."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -38,12 +38,13 @@ def _described(value: object, levels: int) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
+        # `https://user:password@host` must not be written into a checkpoint; a checksum still tells two apart.
         if len(value) > _LONGEST or ("://" in value and "@" in value):
             return f"text {zlib.crc32(value.encode(errors='replace')):08x}"
         return value
     if isinstance(value, Enum):
         return str(value.value)
-    if levels == 0:
+    if levels == 0:  # deeper than any option, or an object that holds itself
         return type(value).__name__
     if isinstance(value, (list, tuple, set, frozenset)):
         items = list(value)
@@ -56,11 +57,16 @@ def _described(value: object, levels: int) -> Any:
 
 
 def _described_items(values: Mapping[Any, Any], levels: int) -> dict[str, Any]:
-    items = list(values.items())[:_MOST]
-    return {str(name): _described(item, levels) for name, item in items if not is_secret(str(name))}
+    described = {}
+    for key, item in list(values.items())[:_MOST]:
+        name = str(key)
+        if not is_secret(name):
+            described[name] = _described(item, levels)
+    return described
 
 
 def _described_object(value: object, levels: int) -> Any:
+    # A checked reward and the function inside are one and the same reward.
     inner = getattr(value, "checked", None)  # of a wrapper that adds nothing but checks
     if inner:
         return _described(inner, levels)
@@ -74,6 +80,7 @@ def _described_object(value: object, levels: int) -> Any:
     if inspect.ismethod(value):
         return _described_items({"function": value.__func__, "owner": value.__self__}, levels)
     if inspect.isfunction(value):
+        # A factory such as TRL's `get_cosine_scaled_reward` keeps its options in the closure of what it returns.
         closed_over = inspect.getclosurevars(value).nonlocals
         name = value.__qualname__.rpartition(".")[2]
         if not closed_over:
@@ -82,11 +89,15 @@ def _described_object(value: object, levels: int) -> Any:
     # A model or a client is named by its type: its attributes are no options.
     if type(value).__module__.partition(".")[0] in ("torch", "transformers", "datasets", "inspect"):
         return getattr(getattr(value, "config", None), "_name_or_path", "") or type(value).__name__
-    attributes = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    attributes = {}
+    for name, item in getattr(value, "__dict__", {}).items():
+        if not name.startswith("_"):
+            attributes[name] = item
     return {"kind": type(value).__name__, **_described_items(attributes, levels)}
 
 
 def _flat(path: str, value: object) -> Iterator[tuple[str, Any]]:
+    # `{"reward": {"timeout": 5}}` becomes `reward.timeout: 5`.
     if not isinstance(value, dict):
         yield path or "function", value
         return

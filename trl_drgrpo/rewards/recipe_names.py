@@ -19,8 +19,8 @@ Role = Literal["outcome", "wrapper", "adapter", "step"]
 class NamedReward(Entry):
     """A reward that recipes name. The arguments are those of [`register_reward`]."""
 
-    reward: Callable[..., Any] | str | None
-    factory: Callable[..., Any] | str | None
+    reward: Callable | str | None
+    factory: Callable | str | None
     usual_options: Mapping[str, Any] | None
     role: Role
     is_harmless: bool
@@ -36,10 +36,10 @@ REWARDS: Registry[NamedReward] = Registry("reward")
 
 def register_reward(
     name: str,
-    reward: Callable[..., Any] | str | None = None,
+    reward: Callable | str | None = None,
     *,
     help: str,
-    factory: Callable[..., Any] | str | None = None,
+    factory: Callable | str | None = None,
     usual_options: Mapping[str, Any] | None = None,
     role: Role = "outcome",
     is_harmless: bool = False,
@@ -64,6 +64,7 @@ def register_reward(
         [`InputError`]: A name that is taken, no help, an unknown role, usual options without a factory, or neither
             reward nor factory.
     """
+    # Told when the name is registered, and not when a recipe uses it.
     if reward is None and factory is None:
         got = "neither reward nor factory"
         raise REWARDS.error(name, got, "one of them", "Pass the reward function.")
@@ -76,7 +77,7 @@ def register_reward(
     if usual_options is not None and not (factory is not None and isinstance(usual_options, Mapping)):
         got = f"usual_options={shortened(usual_options)}"
         raise REWARDS.error(name, got, "a mapping, beside a factory", "Pass the factory that takes them.")
-    for home in (reward, factory):
+    for home in (reward, factory):  # the form of a text is checked; what it names is imported on first use
         if home is not None:
             REWARDS.check_home(name, home)
     REWARDS.add(NamedReward(name, help, reward, factory, usual_options, role, is_harmless))

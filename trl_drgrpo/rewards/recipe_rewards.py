@@ -28,7 +28,7 @@ from trl_drgrpo.common.reading import user_path
 from trl_drgrpo.common.registry import RegistrationError
 from trl_drgrpo.rewards.columns import adapter_hint
 from trl_drgrpo.rewards.contract import Limits, RewardFunction
-from trl_drgrpo.rewards.recipe_names import REWARDS, NamedReward
+from trl_drgrpo.rewards.recipe_names import REWARDS
 
 FILE_PREFIX = "trl_drgrpo_user_reward_"  # of the names of modules that were loaded from a file
 
@@ -53,6 +53,7 @@ def _write_path(text: str) -> str:
 
 def _at_path(spec: str, field: str, kind: Literal["function", "name"] = "function") -> tuple[ModuleType, Any] | None:
     """Return the module and the object of a path; `None` for text that is no path. `kind` is for the message."""
+    # `file.py:name` first: a file's path may have points in it. `name.py` alone is a file without a name.
     place, _, attribute = spec.rpartition(":")
     if place.endswith(".py"):
         module = module_from_file(spec, place, field)
@@ -63,7 +64,7 @@ def _at_path(spec: str, field: str, kind: Literal["function", "name"] = "functio
         return None
     if not hasattr(module, attribute):
         names = _public_functions(module)
-        if kind == "name":
+        if kind == "name":  # of an object that need not be a function
             names = sorted(name for name in vars(module) if not name.startswith("_"))
         otherwise = f"Its {kind}s: {', '.join(names) or 'none'}."
         hint = did_you_mean(attribute, names, otherwise, most=2)
@@ -98,6 +99,7 @@ def _module_from_name(spec: str, module: str, field: str) -> ModuleType:
             if not is_parent:  # the module exists, and a module that it imports does not
                 raise
             cause = error
+    # Outside of `_importing`, which would wrap it in a second error.
     raise InputError(
         field,
         f"{spec!r}, whose module {missing!r} does not exist",
@@ -144,9 +146,14 @@ def origin(module_or_object: object) -> str:
 
 
 def _public_functions(module: ModuleType) -> list[str]:
-    return sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and not name.startswith("_"):
+            names.append(name)
+    return sorted(names)
 
 
+# Only ever a type in annotations: the command line reads the kinds of its flags from them.
 class RewardSpec:
     """A reward as a recipe writes it: text, or a mapping with one key."""
 
@@ -159,7 +166,7 @@ _SEVERAL = ("rewards", "parts")
 def check_spec(spec: object, field: str = "reward_funcs") -> None:
     """Check what needs no import of a reward: that a spec is text or a mapping with one registered name, and that the
     name takes options. Rewards in the options are checked too. `field` is for the message."""
-    if isinstance(spec, str) and spec.strip():
+    if isinstance(spec, str) and spec.strip():  # whether it leads anywhere, an import would tell
         return
     name, options = _split(spec, field)
     if REWARDS[name].factory is None:
@@ -186,22 +193,18 @@ def needs_trust(spec: str | Mapping[str, Any]) -> bool:
     if not REWARDS[name].is_harmless:
         return True
     if not isinstance(options, Mapping):
-        options = _first_option_of_wrapper(REWARDS[name], options)
+        # The first option, written without its name. Of a wrapper it holds rewards, and a list holds several.
+        first_option = "parts" if isinstance(options, list) else "reward"
+        options = {first_option: options} if REWARDS[name].role == "wrapper" else {}
     inner_specs: list[Any] = []
     for option, value in options.items():
-        _map_specs(option, value, inner_specs.append)
-    return any(needs_trust(inner_spec) for inner_spec in inner_specs)
-
-
-def _first_option_of_wrapper(entry: NamedReward, value: object) -> dict[str, Any]:
-    """Return a first option that was written without its name, if it holds rewards: a list holds several."""
-    if entry.role != "wrapper":
-        return {}
-    return {"parts": value} if isinstance(value, list) else {"reward": value}
+        _map_specs(option, value, inner_specs.append)  # only collects: nothing of a recipe runs before it is trusted
+    return any(map(needs_trust, inner_specs))
 
 
 def _built(factory: Callable, options: object, field: str) -> Any:
     """Call a class or function with its options, after the rewards and limits in them are built."""
+    # From the inside to the outside: rewards in the options, then their limits, then the reward itself.
     arguments = _as_options(options, factory, field)
     for option, value in arguments.items():
         arguments[option] = _map_specs(option, value, partial(resolve_reward, field=f"{field}.{option}"))
@@ -210,7 +213,7 @@ def _built(factory: Callable, options: object, field: str) -> Any:
         arguments["limits"] = _built(Limits, limits, f"{field}.limits")
     try:
         return factory(**arguments)
-    except InputError as error:
+    except InputError as error:  # it names the option; the path to it in the recipe is added
         raise error.under(f"{field}.{error.field}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # TRL's factories do not check their arguments, and no constructor checks everything.
@@ -220,15 +223,10 @@ def _built(factory: Callable, options: object, field: str) -> Any:
         raise InputError(field, got, expected, f"See the docstring of `{name}`.") from error
 
 
-def bare_names() -> list[str]:
-    """Return the names that stand for a reward without options, sorted."""
-    return sorted(name for name, entry in REWARDS.items() if entry.stands_alone)
-
-
 def _unknown(name: str, field: str, otherwise: str) -> InputError:
     """Return the error for a name that is not registered. It lists all names, and the nearest or else other advice."""
-    alone = bare_names()
-    with_options = sorted(REWARDS.keys() - set(alone))
+    alone = sorted(name for name, entry in REWARDS.items() if entry.stands_alone)
+    with_options = sorted(REWARDS.keys() - alone)
     expected = f"one of {', '.join(alone)}, with options {', '.join(with_options)}, or a path"
     candidates = [] if name.endswith(".py") else REWARDS  # a file was meant
     return InputError(field, repr(name), expected, did_you_mean(name, candidates, otherwise, most=2))
@@ -236,6 +234,7 @@ def _unknown(name: str, field: str, otherwise: str) -> InputError:
 
 def _member(name: str, field: str, *, with_options: bool) -> Callable:
     """Return the reward that a name stands for on its own, or its class or function that takes options."""
+    # Three ways: the reward itself; its factory, for options; its factory called with the usual options.
     entry = REWARDS[name]
     is_reward = entry.reward is not None and not with_options
     home = entry.reward if is_reward else entry.factory
@@ -245,7 +244,7 @@ def _member(name: str, field: str, *, with_options: bool) -> Callable:
         return member
     if entry.usual_options is not None:
         return member(**entry.usual_options)
-    needed = next(iter(inspect.signature(member).parameters), "option")
+    needed = next(iter(inspect.signature(member).parameters), "option")  # the first, which is as a rule required
     expected = f"a mapping with its options: `{name}: {{{needed}: ...}}`"
     raise InputError(field, f"{name!r} without options", expected, "Write it as a mapping.")
 
@@ -267,6 +266,7 @@ def _split(spec: object, field: str) -> tuple[str, Any]:
 
 def _as_options(options: object, factory: Callable, field: str) -> dict[str, Any]:
     """Return the options by name. Refuses unknown options, and the absence of one without a default."""
+    # What the factory takes, by its signature.
     names = []
     required_names = []
     takes_any = False
@@ -283,7 +283,7 @@ def _as_options(options: object, factory: Callable, field: str) -> dict[str, Any
             raise InputError(field, "a value without a name", "a mapping of options", "Write the option's name.")
         options = {names[0]: options}
     for option in options:
-        if not isinstance(option, str):
+        if not isinstance(option, str):  # YAML reads the keys `yes` and `1` as other types
             raise InputError(field, f"the option {option!r}", "names of options", "Write them as strings.")
         if option not in names and not takes_any:
             remedy = did_you_mean(option, names, "Remove it.")
@@ -359,6 +359,7 @@ def resolve_reward(spec: str | Mapping[str, Any], field: str = "reward_funcs") -
     at_path = _at_path(spec, field)
     if at_path is None:
         raise _unknown(spec, field, _write_path(spec))
+    # What the path leads to must be callable. A class is, but TRL would take its instances for rewards.
     module, candidate = at_path
     if inspect.isclass(candidate):
         got = f"{spec!r}, which is a class"

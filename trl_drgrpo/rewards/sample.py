@@ -16,7 +16,7 @@ from trl_drgrpo.common.errors import InputError, shortened
 from trl_drgrpo.common.ranges import refuse_outside
 from trl_drgrpo.common.rows import ColumnValues
 from trl_drgrpo.rewards.columns import LogMetric, require_kind, signature_of
-from trl_drgrpo.rewards.contract import Limits, OnError, check_column, check_flag, check_name, check_on_error
+from trl_drgrpo.rewards.contract import Limits, OnError, Rewards, check_column, check_flag, check_name, check_on_error
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers
 from trl_drgrpo.rewards.texts import completion_text
 
@@ -24,6 +24,7 @@ _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|boxed|fbox)\s
 _TYPESET_BLANK = re.compile(r"\\[ ,;:]|~")
 _MAX_FONTS = 5  # within each other
 _BLANKS = re.compile(r"\s*")
+# What opens or closes: \boxed{, \boxed 5, escaped braces and backslashes, which do neither, and plain braces
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox) +([^\s\\{}$]+)|\\[{}\\]|[{}]")
 
 
@@ -52,6 +53,7 @@ def last_tagged(text: str) -> str | None:
 
     ```
     """
+    # The last opening that a closing follows; then the first closing behind it.
     start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
     if start < 0:
         return None
@@ -72,12 +74,13 @@ def last_boxed(text: str) -> str | None:
 
     ```
     """
+    # One pass with a stack. A search for each box's own end would be quadratic in boxes that stay open.
     opened: list[int | None] = []  # where the content of a box starts; None for a plain brace
     last = None
     for token in _BOX_TOKEN.finditer(text):
-        if token[1] is not None:
+        if token[1] is not None:  # \boxed 5
             last = slice(*token.span(1))
-        elif len(token[0]) > 2:
+        elif len(token[0]) > 2:  # \boxed{
             opened.append(token.end())
         elif token[0] == "{":
             opened.append(None)
@@ -105,11 +108,8 @@ def without_fonts(text: str) -> str:
 
     ```
     """
-    for _ in range(_MAX_FONTS):
-        inner = _FONT.sub(r"\1", text)
-        if inner == text:
-            break
-        text = inner
+    for _ in range(_MAX_FONTS):  # from the inside to the outside; what is nested deeper stays
+        text = _FONT.sub(r"\1", text)
     return _TYPESET_BLANK.sub(" ", text).strip()
 
 
@@ -158,7 +158,11 @@ class SampleReward:
         options: Any = self
         if not columns and getattr(self, "column", None) is not None:
             columns = (options.column,)
-        settings = {name: getattr(options, name) for name in ("limits", "on_error") if hasattr(options, name)}
+        settings = {}
+        for name in ("limits", "on_error"):
+            if hasattr(options, name):
+                settings[name] = getattr(options, name)
+        # By its class: `__init__` of the instance is the one that `dataclass` has made of the fields.
         SampleReward.__init__(self, options.name, columns, **settings)
         for option, allowed in self.allowed.items():
             if allowed is bool:
@@ -179,9 +183,12 @@ class SampleReward:
         """Tell whether the reward is plain without `score`, and return it: a shortcut in this process."""
         return False, None
 
-    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
-        columns = {name: column_values(kwargs, name, len(completions), self.__name__) for name in self.columns}
-        rewards: list[float | None] = []
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
+        columns = {}
+        for name in self.columns:
+            columns[name] = column_values(kwargs, name, len(completions), self.__name__)
+        rewards: Rewards = []
+        # Rows that a look decides never reach a worker: of mathematical answers these are most.
         open_rows = []
         calls = []
         for row, completion in enumerate(completions):
@@ -193,7 +200,8 @@ class SampleReward:
                 open_rows.append(row)
                 calls.append(((text,), values))
 
-        def log_share(metric: str, value: float) -> None:  # of all completions, not of those that are still open
+        # Of all completions, not of those that are still open: the share must compare between batches.
+        def log_share(metric: str, value: float) -> None:
             if log_metric is not None:
                 log_metric(metric, value * (len(open_rows) / len(completions)))
 
@@ -220,8 +228,8 @@ def column_values(kwargs: Mapping[str, Any], column: str, count: int, name: str)
     if column not in kwargs:
         raise InputError(field, f"no column {column!r}", f"one value per completion ({count})", remedy)
     values = kwargs[column]
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__") or len(values) != count:
-        size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+    size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+    if isinstance(values, (str, bytes, Mapping)) or not size or len(values) != count:
         got = f"a {type(values).__name__}{size} as column {column!r}"
         raise InputError(field, got, f"a list of {count} values, one per completion", remedy)
     return values

@@ -26,7 +26,7 @@ from typing import Any
 
 from trl_drgrpo.common.disk import working_directory_kept
 from trl_drgrpo.common.errors import InputError, shortened, speaks_for_itself, told
-from trl_drgrpo.rewards.columns import NEVER_PASSED, ask, parameters
+from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, ask, parameters
 from trl_drgrpo.rewards.contract import awaited, log_number, validate_rewards
 from trl_drgrpo.rewards.texts import one_line, prompt_key
 
@@ -52,6 +52,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
     """
     file = Path(path)
     if file.is_dir():
+        # Parquet first: the form in which TRL logs completions.
         parts = sorted(file.glob("*.parquet")) or sorted(file.glob("*.jsonl"))
         if not parts:
             expected = "a folder of .parquet or .jsonl files"
@@ -69,7 +70,7 @@ def read_rows(path: str | Path, field: str = "data") -> list[Row]:
 def check_completions(rows: Iterable[Row]) -> None:
     """Refuse a row without a prompt or a completion, each a text or messages with text. The first is row 1."""
     for number, row in enumerate(rows, start=1):
-        if {"mode", "group", "G", "rows"} <= row.keys():
+        if {"mode", "group", "G", "rows"} <= row.keys():  # `completions.jsonl`, which a run logs
             remedy = "Name the folder of the run instead: `--data <output_dir>`."
             got = "a run log, whose texts are cut into spans and hold special tokens"
             raise InputError(f"data, row {number}", got, "a prompt and a completion per row", remedy)
@@ -86,6 +87,7 @@ def check_completions(rows: Iterable[Row]) -> None:
 def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
     """Return the rows with the columns that they lack, from the dataset's row of the same prompt. Refuses a prompt
     that the dataset does not have, or has with different columns."""
+    # The dataset by prompt. The same row twice is no problem; two rows that differ in the answer are.
     by_prompt: dict[str, Row] = {}
     for number, row in enumerate(dataset, start=1):
         if "prompt" not in row:
@@ -101,7 +103,7 @@ def with_columns_of(rows: list[Row], dataset: list[Row]) -> list[Row]:
             got = f"a prompt that the dataset does not have: {shortened(row.get('prompt'))}"
             remedy = "Pass the dataset of the run, with the same system prompt."
             raise InputError(f"data, row {number}", got, "a prompt of --dataset", remedy)
-        joined.append({**dataset_row, **row})
+        joined.append({**dataset_row, **row})  # the row's own values win
     return joined
 
 
@@ -112,6 +114,7 @@ def read_json_lines(path: str | Path, field: str = "data") -> list[Row]:
     if not file.is_file():
         raise InputError(field, f"{str(path)!r}, which is not a file", "a JSON Lines file", "Check the path.")
     rows: list[Row] = []
+    # Not `splitlines`: JSON strings may hold other line ends, such as U+2028.
     for number, line in enumerate(_text(file, field).split("\n"), start=1):
         if not line.strip():
             continue
@@ -223,7 +226,7 @@ class RewardScores:
 
     def summary(self) -> dict[str, Any]:
         """Return numbers for the table: mean, standard deviation (population), extremes, shares, time."""
-        values: list[float | None] = []
+        values: list[float | None] = []  # of all steps, where the rewards are those of steps
         for row in self.rewards:
             values += row if isinstance(row, list) else [row]
         scored = [value for value in values if value is not None]
@@ -272,30 +275,32 @@ def score_rows(
         logged: dict[str, list[float]] = {}
         begun = time.perf_counter()
         try:
+            # A grader that changes the folder would have this command write its results there.
             with working_directory_kept(f"reward {name}"):
                 output = awaited(reward_func(**_keywords(batch, logged)))
             rewards = validate(output, batch) if validate else validate_rewards(output, len(batch), name)
         except (Exception, SystemExit) as error:  # any error of a user's function is a row of the table
-            if type(error) is InputError:
+            if type(error) is InputError:  # not a subclass: a `RewardError` tells of one row
                 raise
             rewards = [None] * len(batch)
-            reason = told(error)
-            scores.failures |= dict.fromkeys(range(start, start + len(batch)), reason)
+            indices = range(start, start + len(batch))
+            scores.failures |= dict.fromkeys(indices, told(error))
             if not speaks_for_itself(error):
                 scores.traceback = scores.traceback or traceback.format_exc()
         seconds = (time.perf_counter() - begun) / len(batch)
         scores.rewards += rewards
         scores.seconds += [seconds] * len(batch)
-        # A composition reports its parts' failures too: they may be of the same rows.
-        failed_fracs = [values[-1] for metric, values in logged.items() if metric.endswith("/failed_frac")]
-        failed_frac = max(failed_fracs, default=0.0)
-        if failed_frac > 0 and start not in scores.failures:
+        # A composition reports its parts' failures too. They may be of the same rows, so the largest share counts.
+        failed_frac = 0.0
+        for metric, values in logged.items():
+            scores.metrics.setdefault(metric, []).extend(values)
+            if metric.endswith("/failed_frac"):
+                failed_frac = max(failed_frac, values[-1])
+        if failed_frac > 0 and start not in scores.failures:  # else the call raised, and its rows are counted
             if len(batch) == 1:
                 scores.failures[start] = _OWN_COUNT
             else:
                 scores.reported += failed_frac * len(batch)
-        for metric, values in logged.items():
-            scores.metrics.setdefault(metric, []).extend(values)
         if on_progress is not None:
             on_progress(start + len(batch))
     return scores
@@ -317,18 +322,19 @@ def unscored_rows(reward_func: Callable, rows: Sequence[Row], scores: RewardScor
     unscored = []
     for index, (row, reward) in enumerate(zip(rows, scores.rewards, strict=True)):
         has_raised = scores.failures.get(index, _OWN_COUNT) != _OWN_COUNT
-        if reward is not None or has_raised:
+        if reward is not None or has_raised:  # of a call that raised, the error is told instead
             continue
-        columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+        columns = {}
+        lines = {}
+        for name, value in row.items():
+            if name not in ("prompt", "completion"):
+                columns[name] = value
+            if name in names:
+                text = value if isinstance(value, str) and value.strip() else repr(value)
+                lines[name] = one_line(text, 80)
         reason = ask(reward_func, "check_row", **columns)
-        lines = {name: _brief(value) for name, value in row.items() if name in names}
         unscored.append({"row": index + 1, "reason": reason, "columns": lines})
     return unscored
-
-
-def _brief(value: object) -> str:
-    text = value if isinstance(value, str) and value.strip() else repr(value)
-    return one_line(text, 80)
 
 
 def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) -> list[Row]:
@@ -344,22 +350,25 @@ def disagreements(graders: dict[str, Sequence[float | None]], tolerance: float) 
     comparisons = []
     for first, second in itertools.combinations(graders, 2):
         rows = []
-        for number, (a, b) in enumerate(zip(graders[first], graders[second], strict=True), start=1):
+        pairs = zip(graders[first], graders[second], strict=True)
+        for number, (a, b) in enumerate(pairs, start=1):
             if a is None or b is None:
-                differ = a is not b
+                differs = a is not b  # both None: they agree that nothing can be said
             else:
-                differ = abs(a - b) > tolerance
-            if differ:
+                differs = abs(a - b) > tolerance
+            if differs:
                 rows.append(number)
         comparisons.append({"first": first, "second": second, "count": len(rows), "rows": rows})
     return comparisons
 
 
-def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> dict[str, Any]:
+def _keywords(batch: Sequence[Row], logged: dict[str, list[float]]) -> Keywords:
     """Return the keywords of TRL's call. `trainer_state` is `None`, as there is no trainer."""
-    columns = {NEVER_PASSED.get(name, name): [row[name] for row in batch] for name in batch[0]}
+    columns = {}
+    for name in batch[0]:
+        columns[NEVER_PASSED.get(name, name)] = [row[name] for row in batch]  # `prompt` as `prompts`
     return {
-        "completion_ids": [None] * len(batch),
+        "completion_ids": [None] * len(batch),  # unless the file has them
         **columns,
         "trainer_state": None,
         "log_extra": lambda column, values: None,

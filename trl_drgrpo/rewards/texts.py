@@ -60,6 +60,7 @@ def prompt_text(prompt: Text) -> str:
     """
     if isinstance(prompt, str):
         return prompt
+    # Without roles and special tokens: no chat template is known here.
     return "\n\n".join(content_text(message.get("content")) for message in prompt)
 
 
@@ -75,8 +76,8 @@ def in_other_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """
     form = "text" if are_messages(kwargs["completions"]) else "messages"
     converted = {**kwargs, **in_form(kwargs, form)}
-    converted.pop("log_metric", None)
-    converted.pop("log_extra", None)
+    for logger in ("log_metric", "log_extra"):
+        converted.pop(logger, None)
     return converted
 
 
@@ -139,7 +140,10 @@ def prompt_key(prompt: object) -> str:
                 message = {**message, "content": content_text(message.get("content"))}
             messages.append(message)
         prompt = messages
-    text = prompt if isinstance(prompt, str) else json.dumps(_without_nulls(prompt), sort_keys=True, default=str)
+    text = prompt
+    if not isinstance(text, str):
+        text = json.dumps(_without_nulls(text), sort_keys=True, default=str)
+    # A text may hold lone surrogates, which strict UTF-8 refuses.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, told
-from trl_drgrpo.rewards.columns import NEVER_PASSED, users_own
+from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, users_own
 from trl_drgrpo.rewards.contract import Rewards, awaited, form_note, reward_name, unheard, validate_rewards
 from trl_drgrpo.rewards.isolation.isolated import IsolatedReward
 from trl_drgrpo.rewards.texts import are_messages, as_messages, in_other_form
@@ -38,7 +38,7 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
             both, or gives messages one value and texts several, is a warning.
     """
     for reward_func in reward_funcs:
-        if users_own(reward_func):
+        if users_own(reward_func):  # those of this package read both forms
             if isinstance(reward_func, IsolatedReward):
                 reward_func = reward_func.reward  # without its worker: its exception must reach this process
             _try(reward_func, row)
@@ -47,26 +47,27 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
 def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     name = reward_name(reward_func)
     kwargs = _keywords(row)
+    # First in the run's own form. Only a function that fails there, or tells nothing apart, is tried in the other one.
     has_messages = are_messages(kwargs["completions"])
     note = form_note(kwargs["completions"])
     rewards, error = _called(reward_func, kwargs, name)
-    if error is None and len(set(rewards)) > 1:
+    if len(set(rewards)) > 1:  # it tells the samples apart, so it reads them
         return
     other_rewards, other_error = _called(reward_func, in_other_form(kwargs), name)
     if error is None:
-        if other_error is None and len(set(other_rewards)) > 1 and has_messages:
+        # One value for all messages may be right, unless their texts get several.
+        if len(set(other_rewards)) > 1 and has_messages:
             logger.warning("reward %s gives different messages one value, and their texts several. %s", name, note)
         return
-    if other_error is not None:
+    if other_error is not None:  # perhaps it needs a column that only a run has: no reason to refuse it
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error))
         return
-    form = "messages" if has_messages else "texts"
-    other_form = "texts" if has_messages else "messages"
+    form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
     got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
 
 
-def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(row: Mapping[str, Any]) -> Keywords:
     """Return the keywords of TRL's call for a group of completions of that row."""
     from transformers import TrainerState
 
@@ -76,6 +77,7 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str):
         completions = [as_messages(text, "assistant") for text in _SAMPLES]
     columns = {name: [value] * count for name, value in row.items() if name not in NEVER_PASSED}
+    # Three samples of one prompt, as a group of a run. Token ids are made up: no tokenizer is loaded yet.
     return {
         "prompts": [prompt] * count,
         "completions": completions,
@@ -85,7 +87,7 @@ def _keywords(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _called(reward_func: Callable, kwargs: dict[str, Any], name: str) -> tuple[Rewards, Exception | SystemExit | None]:
+def _called(reward_func: Callable, kwargs: Keywords, name: str) -> tuple[Rewards, Exception | SystemExit | None]:
     """Return the rewards of a call, or no rewards and its exception."""
     try:
         output = awaited(reward_func(**kwargs, log_extra=unheard, log_metric=unheard))

@@ -63,6 +63,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         was sampled more often, then the first.
     """
     leaves = list(problem.root.leaves())
+    # Labels and the selection first: both depend on all completions, and the rows need them.
     labels: dict[Node, bool] = {}  # whether any correct completion goes through a step
     keys = {}
     for leaf in leaves:
@@ -76,6 +77,7 @@ def rows_of(problem: Problem, appraiser: Appraiser) -> list[Row]:
         keys[leaf] = (value, leaf.samples)
     selected = max(leaves, key=keys.__getitem__)  # the first one among equals
     counts = {name: getattr(problem.budget, name) for name in _COUNTS}
+    # One row per completion. Values and visits are those of the tree, so completions share them as far as they agree.
     rows = []
     for number, leaf in enumerate(leaves):
         steps = leaf.readable_path()  # without a closing step, which has no text to label
@@ -110,6 +112,7 @@ def sft_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     Returns:
         `list[dict]`: `prompt` and `completion` of the correct rows that ended by themselves.
     """
+    # Not the completions that were cut: they have no end to learn.
     solved = []
     for row in rows:
         if row["correct"] and row["finish_reason"] == "stop":
@@ -128,7 +131,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         gave verdicts, `pass_rate_selected` (share of problems whose selected completion is correct) and
         `pass_rate_any` (with a correct one).
     """
-    problems = {}
+    problems = {}  # by number: the counts of its budget, which all its rows repeat
     solved = set()  # problems with a correct completion
     completions = 0
     selected_correct = 0
@@ -141,6 +144,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         if row["correct"]:
             solved.add(problem)
             selected_correct += row["selected"]
+    # Tokens once per problem, although each of its rows has them.
     numbers: dict[str, float] = {"problems": len(problems), "completions": completions}
     for name in _COUNTS:
         numbers[name] = sum(counts[name] for counts in problems.values())
@@ -191,6 +195,7 @@ def collect(
         `InputError`: A setting out of range, no source of values, rows that do not fit.
         `RewardError`: A verifier or process reward model that fails; the rows of earlier groups were given.
     """
+    # All checks come before the imports of torch and the loading of a model.
     search_settings = SearchSettings(**settings)
     check_values(verifier, prm)
     check_prompt_rows(rows, "dataset_name", OWN_COLUMNS)
@@ -225,6 +230,7 @@ def search_rows(
     """Collect rows from parts that are built already, see [`collect`]."""
     settings = appraiser.settings
     by_steps = appraiser.prm is not None
+    # Groups begin at multiples of their size, so that a search which goes on has the same groups.
     for begin in range(first, len(rows), settings.problems_at_once):
         numbers = range(begin, min(begin + settings.problems_at_once, len(rows)))
         group = [Problem(i, rows[i], tokenizer, settings, by_steps) for i in numbers]
@@ -235,7 +241,7 @@ def search_rows(
 
 def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, strategy: Strategy) -> None:
     """Search problems side by side: each round samples and judges for all of them at once."""
-    searches: dict[Problem, Searching] = {problem: _to_a_completion(problem, strategy) for problem in group}
+    searches = {problem: _to_a_completion(problem, strategy) for problem in group}
     answers: dict[Problem, Any] = dict.fromkeys(group)  # `None` begins a generator
     while answers:
         paid_requests = []  # problem, branch and request of every continuation that the budgets pay for
@@ -250,6 +256,7 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
         if not paid_requests:  # empty answers tell the strategies that the budget is spent
             continue
         nodes: list[tuple[Problem, Node]] = []
+        # One call for all problems, whose continuations share forward passes.
         sampled = sampler([request for _, _, request in paid_requests])
         for (problem, branch, request), continuations in zip(paid_requests, sampled, strict=True):
             for continuation in continuations:
@@ -257,11 +264,12 @@ def _search(group: Sequence[Problem], sampler: Sampler, appraiser: Appraiser, st
                 answers[problem].append(node)
                 if node is not None:
                     nodes.append((problem, node))
-        appraiser.appraise(nodes)
+        appraiser.appraise(nodes)  # before the answers are sent: a strategy decides by values
 
 
 def _to_a_completion(problem: Problem, strategy: Strategy) -> Searching:
     """Run a strategy. Where it has finished no completion, ask for the one for which tokens were reserved."""
     yield from strategy(problem)
+    # Beams and trees may spend all on steps. The tokens for one completion were kept back, see `Budget.steps`.
     if not problem.budget.has_finished:
         yield [Branch(problem.best_unfinished(), 1, to_end=True)]

@@ -89,7 +89,7 @@ class Node:
 
     def path(self) -> list["Node"]:
         """Return the steps from the first one to this one; empty for the root."""
-        nodes: list[Node] = []
+        nodes: list[Node] = []  # from here up
         node = self
         while node.parent is not None:
             nodes.append(node)
@@ -99,7 +99,7 @@ class Node:
     def readable_path(self) -> list["Node"]:
         """Return the path up to the last step with text: blank lines or an end token after it are no step."""
         nodes = self.path()
-        while nodes and not nodes[-1].text.strip():
+        while nodes and not nodes[-1].text.strip():  # from the end: a blank step between others stays
             nodes.pop()
         return nodes
 
@@ -191,7 +191,7 @@ class SearchSettings:
             refuse_outside(name, getattr(self, name), allowed)
         remedy = "It must cover at least one completion: raise it, or lower max_completion_length."
         refuse_outside("budget_tokens", self.budget_tokens, whole(self.max_completion_length, remedy=remedy))
-        self.segmenter()
+        self.segmenter()  # refuses a separator that is none
 
     def segmenter(self) -> StepSegmenter:
         """Build the segmenter that cuts completions into steps."""
@@ -252,7 +252,7 @@ class Budget:
         tokens_left = self.left
         paid = []
         for count, room in zip(counts, rooms, strict=True):
-            # Paid in full, as if every continuation were as long as it can be.
+            # Paid in full, as if every continuation were as long as it can be: the limit holds whatever is sampled.
             count = min(count, tokens_left // room)
             tokens_left -= count * room
             paid.append((count, room))
@@ -273,7 +273,7 @@ class Budget:
         if not self.has_finished:  # reserve the tokens of one completion
             free -= self.longest
         part = max(free, 0) // max(sum(counts), 1)
-        if part == 0:
+        if part == 0:  # not a token for each: the budget is spent
             counts = [0] * len(counts)
         return [(count, min(part, room)) for count, room in zip(counts, rooms, strict=True)]
 
@@ -314,6 +314,7 @@ class Problem:
     ):
         self.index = index
         self.prompt = row["prompt"]
+        # A completion in the data is not the one that a reward is to judge.
         self.columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
         self.tokenizer = tokenizer
         self.settings = settings
@@ -328,17 +329,18 @@ class Problem:
     def requests(self, branches: Sequence[Branch]) -> list[tuple[Branch, Request]]:
         """Return the branches that the budget pays for, with the sampler's requests."""
         self._rounds += 1
-        # All branches of a round are of one kind.
+        # All branches of a round are of one kind, which decides how the budget is shared.
         pay = self.budget.steps
         if branches and branches[0].to_end:
             pay = self.budget.whole
         rooms = [self.room(branch.node) for branch in branches]
         paid = pay([branch.count for branch in branches], rooms)
         branch_requests = []
-        for number, (branch, (count, limit)) in enumerate(zip(branches, paid, strict=True)):
+        for number, branch in enumerate(branches):
+            count, limit = paid[number]
             if count:
                 prefix = self.prompt_ids + self.completion_ids(branch.node)
-                # Each problem, round and branch has a seed of its own.
+                # Each problem, round and branch has a seed of its own, whatever is searched beside it.
                 seed = random.Random(f"{self.settings.seed}/{self.index}/{self._rounds}/{number}").getrandbits(31)
                 branch_requests.append((branch, Request(prefix, count, limit, branch.to_end, seed)))
         return branch_requests
@@ -353,15 +355,17 @@ class Problem:
 
     def completion(self, node: Node) -> Any:
         """Return the completion up to a node, decoded as in TRL, in the form of the prompt: text, or one message."""
-        text = str(self.tokenizer.decode(list(self.completion_ids(node)), skip_special_tokens=True))
+        token_ids = list(self.completion_ids(node))
+        text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
         return completion_like(self.prompt, text)
 
     def grow(self, branch: Branch, request: Request, continuation: Continuation) -> Node | None:
         """Count a continuation and make it part of the tree. None where the budget has cut it short."""
-        self.budget.sampled_tokens += continuation.sampled
+        self.budget.sampled_tokens += continuation.sampled  # first, as thrown away tokens count, too
         self.budget.prompt_tokens += len(request.prefix)
         ids = continuation.token_ids
         node = branch.node
+        # `length` is the end of the request's limit. It is a completion's end only if there is no more room for one.
         is_full = len(ids) >= self.room(node)
         if continuation.end == "length" and not is_full:
             return None
@@ -371,18 +375,20 @@ class Problem:
         elif is_full:
             finish = "length"
         ends = [len(ids) - 1]
-        if branch.to_end:
+        if branch.to_end:  # a node for each of its steps, so that later rounds can branch off between them
             steps = self.segmenter(list(ids), self.tokenizer)
             ends = list(steps.ends)
             if steps.closing is not None:
                 ends.append(steps.closing)
+        # Down the tree: each step becomes a child of the one before it, or meets an equal child.
         before = self.completion_ids(node)
         begin = 0
         for end in ends:
             step_ids = ids[begin : end + 1]
             # Decoded behind all tokens before it: decoders may drop a space at the beginning of a text.
-            raw = self._decode(before + step_ids)[len(self._decode(before)) :]
-            step_finish = ""
+            text_before = self._decode(before)
+            raw = self._decode(before + step_ids)[len(text_before) :]
+            step_finish = ""  # only the last step of a completion ends it
             if end == ends[-1]:
                 step_finish = finish
             node, is_new = node.add(step_ids, raw, self._cleaner.bare(raw), step_finish)
@@ -399,6 +405,7 @@ class Problem:
 
     def best_unfinished(self) -> Node:
         """Return the end of the best path, which always goes to the child with the highest mean value."""
+        # No completion is finished when this is asked, so every path ends where it may go on.
         node = self.root
         while node.children:
             node = max(node.children, key=rank)

@@ -57,7 +57,12 @@ class StepEnd:
             closing = set()
         if closing:
             closing.add(REPLACEMENT)
-        self._may_close = cache(lambda token: not closing or not closing.isdisjoint(tokenizer.decode([token])))
+
+        @cache
+        def may_close(token: int) -> bool:
+            return not closing or not closing.isdisjoint(tokenizer.decode([token]))
+
+        self._may_close = may_close
         # A letter that may follow any text.
         self._letter = next(i for i in range(len(tokenizer)) if str(tokenizer.decode([i])).isalnum())
 
@@ -77,15 +82,14 @@ class StepEnd:
         if self.segmenter.rule.by_prefix:
             following = self._letter
         end = self.segmenter([*ids, following], self.tokenizer).ends[0] + 1
-        if end > len(ids):
-            return None
-        return end
+        return end if end <= len(ids) else None  # an end at the token of ours is none
 
     def ended(self, tokens: Sequence[int], request: Request, has_stopped: bool, new: int = 1) -> Continuation | None:
         """Return the continuation of these tokens; None while it goes on.
 
         `has_stopped`: the last token is an end token. `new`: as for a call.
         """
+        # A step that is complete at the limit, or with the end token, counts as a step: it is what was asked for.
         end = None
         if not request.to_end:
             end = self(tokens, new)
@@ -129,10 +133,12 @@ class _Watch(StoppingCriteria):
         self.continuations: list[Continuation | None] = [None] * len(rows)
 
     def __call__(self, input_ids: torch.LongTensor, scores: object, **kwargs: Any) -> torch.BoolTensor:
+        # transformers asks behind each token: the last column of `input_ids` is new.
         for i, token in enumerate(input_ids[:, -1].tolist()):
             if self.continuations[i] is None:
-                self.tokens[i].append(token)
-                self.continuations[i] = self.step_end.ended(self.tokens[i], self.rows[i], token in self.eos)
+                tokens = self.tokens[i]
+                tokens.append(token)
+                self.continuations[i] = self.step_end.ended(tokens, self.rows[i], token in self.eos)
         has_ended = [continuation is not None for continuation in self.continuations]
         return torch.tensor(has_ended, device=input_ids.device)  # type: ignore[return-value]
 
@@ -181,13 +187,15 @@ class ServerSampler:
         async with Session(self.endpoint, _SECONDS) as session:
             jobs = []
             for request in requests:
+                # One request per continuation: each goes on by itself, chunk after chunk, with a seed of its own.
                 seeds = range(request.seed, request.seed + request.count)
-                jobs.append(asyncio.gather(*(self._continue(session, request, seed) for seed in seeds)))
+                coroutines = [self._continue(session, request, seed) for seed in seeds]
+                jobs.append(asyncio.gather(*coroutines))
             return list(map(list, await asyncio.gather(*jobs)))
 
     async def _continue(self, session: Session, request: Request, seed: int) -> Continuation:
         tokens: list[int] = []
-        while True:
+        while True:  # until a chunk ends the continuation
             body = {
                 "model": self.endpoint.model,
                 "prompt": [*request.prefix, *tokens],
@@ -242,6 +250,7 @@ def serve_command(model: str, rank: int, options: str = "") -> str:
 def load_adapter(base_url: str, name: str, folder: Path) -> None:
     """Load the adapter of a folder under a name; `AdapterRefused` where the server does not."""
     status, answer = _post(base_url, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    # vLLM answers 404 both for a route that it lacks and for a folder that it does not see.
     if status == 404 and "lora" not in answer.lower():
         raise AdapterRefused("it has no /v1/load_lora_adapter: VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set")
     if status != 200:
@@ -280,6 +289,7 @@ def served_name(owner: object, base_url: str, model: str) -> str:
 def _post(base_url: str, route: str, body: dict[str, Any], seconds: float = _TIMEOUT) -> tuple[int, str]:
     """Post to the server; return status and message of the answer."""
     response = import_http().post(f"{base_url.rstrip('/')}/v1/{route}", json=body, timeout=seconds)
+    # Errors of vLLM come as `{"error": {"message": ...}}`, or without the outer level; a success is plain text.
     try:
         answer = response.json()
         answer = answer.get("error", answer).get("message", response.text)

@@ -70,12 +70,11 @@ class Appraiser:
         unscored = []
         unverified = []
         # Equal continuations end in one node: it is judged once, but backed up once for each of them.
-        for end in dict.fromkeys(ends):
-            node = end[1]
+        for problem, node in dict.fromkeys(ends):
             if node.readable_path() and not all(step.is_scored for step in node.path()):
-                unscored.append(end)
+                unscored.append((problem, node))
             if node.finish and not node.is_verified:
-                unverified.append(end)
+                unverified.append((problem, node))
         if self.prm is not None and unscored:
             self._score(self.prm, unscored)
         if self.verifier is not None and unverified:
@@ -90,7 +89,7 @@ class Appraiser:
         if self.prm is None:
             return self.accepted(node)
         scores = [step.score for step in node.path() if step.score is not None]
-        if not scores:
+        if not scores:  # `min` of nothing is an error, and 0 would be a verdict
             return None
         return PATH_VALUES[self.settings.path_value](scores)
 
@@ -106,16 +105,19 @@ class Appraiser:
             rewards = asyncio.run(rewards)
         for (_, node), reward in zip(ends, rewards, strict=True):
             node.outcome = reward
-            node.is_verified = True
+            node.is_verified = True  # also where the reward is None: the verifier is not asked again
 
     def _score(self, prm: StepScorer, ends: Ends) -> None:
         """Score steps that the model has not seen yet. Steps without text at the end of a path have no score."""
-        paths = [node.readable_path() for _, node in ends]
+        paths = []
         steps = []
-        for path in paths:
+        for _, node in ends:
+            path = node.readable_path()
             texts = tuple(step.raw for step in path)
             last_tokens = tuple(step.num_tokens - 1 for step in path)
+            paths.append(path)
             steps.append(Steps(texts, last_tokens))
+        # The whole path goes in, as a model reads the steps before; a step that has a score keeps it.
         scores = prm.score_steps(steps, **_call(ends))
         for path, row in zip(paths, scores.rewards, strict=True):
             for step, score in zip(path, row, strict=True):
@@ -127,12 +129,12 @@ class Appraiser:
 def _call(ends: Ends) -> dict[str, Any]:
     """Return the arguments that the trainer passes to every reward function."""
     problems = [problem for problem, _ in ends]
-    arguments: dict[str, Any] = {}
-    for name in chain(*(problem.columns for problem in problems)):
-        if name not in arguments:
-            arguments[name] = [problem.columns.get(name) for problem in problems]
+    columns: dict[str, Any] = {}
+    # Rows of one file may have different columns: one that a row lacks is `None` there.
+    for name in dict.fromkeys(chain(*(problem.columns for problem in problems))):
+        columns[name] = [problem.columns.get(name) for problem in problems]
     # Behind the columns, none of which can take the place of an argument.
-    return arguments | {
+    return columns | {
         "prompts": [problem.prompt for problem in problems],
         "completions": [problem.completion(node) for problem, node in ends],
         "completion_ids": [list(problem.completion_ids(node)) for problem, node in ends],
@@ -144,6 +146,7 @@ def _call(ends: Ends) -> dict[str, Any]:
 
 def best_of_n(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     """Ask for completions until the budget does not pay for a longest one any more."""
+    # Completions are shorter than the longest as a rule, so each round leaves a budget for another one.
     longest = problem.room(problem.root)
     while problem.budget.left >= longest:
         yield [Branch(problem.root, problem.budget.left // longest, to_end=True)]
@@ -153,6 +156,7 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
     """Ask for the continuations of each beam, step by step, until the budget is spent."""
     width = problem.settings.width
     children = problem.settings.children
+    # Without a process reward model a step has no value of its own, so whole continuations are sampled for one.
     to_end = not problem.by_steps
     while True:
         front = [problem.root]
@@ -167,7 +171,10 @@ def beam(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
             new_nodes = ends
             if to_end:
                 new_nodes = chain(*(node.children for node in front))
-            candidates = [node for node in dict.fromkeys(new_nodes) if node is not None and not node.finish]
+            candidates = []
+            for node in dict.fromkeys(new_nodes):  # equal steps are one node
+                if node is not None and not node.finish:
+                    candidates.append(node)
             front = sorted(candidates, key=rank, reverse=True)[:width]  # stable: the first sampled of equals
 
 
@@ -181,6 +188,7 @@ def puct(problem: Problem) -> Generator[list[Branch], list[Node | None], None]:
             return  # the budget is spent
         if node.children:  # without children, the budget has cut all continuations short
             node.is_expanded = True
+        # Closed nodes are not selected: a finished completion has nothing to continue, nor has a node above such only.
         for end in ends:
             if end is not None and end.finish:
                 end.is_closed = True
@@ -217,12 +225,15 @@ def score(child: Node, exploration: float) -> float:
     if mean is None:  # a step without a value counts as good as its parent
         mean = parent.mean or 0.0
     visits = sum(sibling.visits for sibling in siblings)
-    prior = child.samples / max(sum(sibling.samples for sibling in siblings), 1)
+    samples = sum(sibling.samples for sibling in siblings)
+    prior = child.samples / max(samples, 1)
     return mean + exploration * prior * math.sqrt(visits) / (1 + child.visits)
 
 
 def _close(node: Node | None) -> None:
     """Close a node and those above it, as far as nothing below them is open."""
-    while node is not None and node.is_expanded and all(child.is_closed for child in node.children):
+    while node is not None and node.is_expanded:
+        if not all(child.is_closed for child in node.children):
+            return
         node.is_closed = True
         node = node.parent

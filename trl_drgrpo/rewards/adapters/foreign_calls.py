@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.rewards.columns import PER_CALL, parameters
+from trl_drgrpo.rewards.columns import PER_CALL, Keywords, parameters
 from trl_drgrpo.rewards.combine import AsyncComposed, Composed, composed
-from trl_drgrpo.rewards.contract import Limits, OnError, check_on_error, declared, reward_name, reward_number
+from trl_drgrpo.rewards.contract import Limits, OnError, Rewards, check_on_error, declared, reward_name, reward_number
 from trl_drgrpo.rewards.isolation.isolated import scored_in_workers, settled
 from trl_drgrpo.rewards.isolation.pool import Call
 from trl_drgrpo.rewards.isolation.worker import Failure, failure_of
@@ -43,7 +43,7 @@ class Sample:
 
     prompt: Any
     completion: Any
-    columns: dict[str, Any]
+    columns: Keywords
 
     @property
     def text(self) -> str:
@@ -74,12 +74,14 @@ class Place:
         """Return the path that applies to a dataset with these columns. Refuses a dataset without any. `reward` is
         its name, for the message."""
         names = list(columns)
-        for path in (self.path,) if self.path else self.usual:
-            if path in names or path.split(".")[0] in names:
-                return path
-        place = f"one of the columns {', '.join(self.usual)}"
+        paths = self.usual
+        place = f"one of the columns {', '.join(paths)}"
         if self.path:
+            paths = (self.path,)
             place = f"the column {self.path!r}"
+        for path in paths:
+            if path in names or path.split(".")[0] in names:  # a column's own name may have a point in it
+                return path
         got = f"a dataset with the columns {', '.join(names) or '(none)'}"
         advice = self.advice or f"Point {self.option}=... to it, or rename the column."
         raise InputError(f"reward {reward}", got, f"{self.what} in {place}", advice)
@@ -92,7 +94,7 @@ class Place:
         head, *keys = path.split(".")
         value = row[head]
         for key in keys:
-            value = decoded(value)
+            value = decoded(value)  # on each level: Parquet holds mappings, CSV has JSON text
             if value is None:
                 return None
             if not isinstance(value, Mapping):
@@ -105,6 +107,7 @@ class Place:
 
 def decoded(cell: object) -> Any:
     """Return a mapping or a list that a dataset stores as JSON text; anything else as it is."""
+    # By its first character: a ground truth `42` is a text, and must not become a number.
     if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(cell)
@@ -127,8 +130,8 @@ class Convention:
         places (`Mapping[str, Place]`, *optional*): Values that the dataset must have, by the name of their argument.
     """
 
-    row: Callable[[Sample], dict[str, Any]]
-    call: Callable[[Any, dict[str, Any]], Call]
+    row: Callable[[Sample], Keywords]
+    call: Callable[[Any, Keywords], Call]
     read: Callable[[Any], Any] = lambda result: result
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -137,20 +140,23 @@ class Convention:
         for place in self.places.values():
             place.column(columns, reward)
 
-    def rows(self, keywords: Mapping[str, Any], reward: str) -> list[dict[str, Any]]:
+    def rows(self, keywords: Keywords, reward: str) -> list[Keywords]:
         """Return the rows of one call of TRL's. A missing column is an error of the call, and not of each sample."""
         completions = keywords["completions"]
         prompts = keywords.get("prompts")
-        if prompts is None:
+        if prompts is None:  # a call by hand may leave them out
             prompts = [""] * len(completions)
-        names = [name for name in keywords if name not in NOT_COLUMNS]
-        columns = {name: column_values(keywords, name, len(completions), reward) for name in names}
+        columns = {}
+        for name in keywords:
+            if name not in NOT_COLUMNS:
+                columns[name] = column_values(keywords, name, len(completions), reward)
         if len(completions):
             self.check_columns(columns, reward)
         rows = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             row = {name: values[index] for name, values in columns.items()}
             placed = {name: place.value(row, reward) for name, place in self.places.items()}
+            # Placed values last: OpenRLHF's functions get the values by position, in this order.
             rows.append({**self.row(Sample(prompt, completion, row)), **placed})
         return rows
 
@@ -160,7 +166,7 @@ def adapted(
     convention: Convention,
     name: str,
     *,
-    read_batch: Callable[..., Any] | None = None,
+    read_batch: Callable | None = None,
     timeout: float | None = None,
     on_error: OnError = "unscorable",
     weights: Sequence[float] = (1.0,),
@@ -190,14 +196,14 @@ def adapted(
         reward: Any = composed(name, functions, _each, columns, convention=convention, **settings)
     else:
         reward = composed(name, functions, _batch, columns, convention=convention, read=read_batch)
+    # Of a sum of several functions the lowest value is not known.
     reward.lowest_reward = declared(functions[0], "lowest_reward") if len(functions) == 1 else None
     reward.check_columns = functools.partial(convention.check_columns, reward=name)
     return reward
 
 
-async def _batch(
-    reward: Composed, kwargs: dict[str, Any], convention: Convention, read: Callable[..., Any]
-) -> Sequence[Any]:
+async def _batch(reward: Composed, kwargs: Keywords, convention: Convention, read: Callable) -> Sequence[Any]:
+    # One call scores all completions, so its failure is the call's: the trainer's `on_reward_error` decides.
     rows = convention.rows(kwargs, reward.__name__)
     if not rows:
         return []
@@ -210,20 +216,23 @@ async def _batch(
 
 async def _each(
     reward: Composed,
-    kwargs: dict[str, Any],
+    kwargs: Keywords,
     convention: Convention,
     limits: Limits | None,
     on_error: OnError,
     weights: list[float],
-) -> list[float | None]:
+) -> Rewards:
     functions = reward.reward_funcs
     log_metric = kwargs.get("log_metric")
+    # Functions within rows: with two of them the calls are (row 0, f), (row 0, g), (row 1, f) and so on.
     calls = []
     for row in convention.rows(kwargs, reward.__name__):
         for part, function in enumerate(functions):
             calls.append((part, *convention.call(function, row)))
+    # Calls of asynchronous functions run at once and here, with `wait_for` as their limit; other calls in workers.
     if isinstance(reward, AsyncComposed):
-        outcomes = await reward.together([_outcome(reward, convention.read, limits, *call) for call in calls])
+        coroutines = [_outcome(reward, convention.read, limits, *call) for call in calls]
+        outcomes = await reward.together(coroutines)
         scores = settled(outcomes, reward.__name__, on_error, log_metric, reward.lowest_reward)
     else:
         scores = scored_in_workers(
@@ -237,6 +246,7 @@ async def _each(
         )
     if weights == [1.0]:
         return scores
+    # Every n-th score is of the same function.
     scores_per_function = [scores[part :: len(functions)] for part in range(len(functions))]
     for function, function_scores in zip(functions, scores_per_function, strict=True):
         reward.log(kwargs, reward_name(function), function_scores)
@@ -244,18 +254,18 @@ async def _each(
 
 
 def _score(
-    functions: Sequence[Callable], read: Callable[[Any], Any], part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    functions: Sequence[Callable], read: Callable[[Any], Any], part: int, args: tuple[Any, ...], kwargs: Keywords
 ) -> Any:
     """Return the score of one completion by one of the functions; runs in a worker if there is a time limit."""
     return read(functions[part](*args, **kwargs))
 
 
 async def _outcome(
-    reward: Composed, read: Callable, limits: Limits | None, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    reward: Composed, read: Callable, limits: Limits | None, part: int, args: tuple[Any, ...], kwargs: Keywords
 ) -> float | Failure | None:
     try:
         result = reward.reward_funcs[part](*args, **kwargs)
-        if inspect.isawaitable(result):
+        if inspect.isawaitable(result):  # some functions of a rubric may be synchronous
             result = await asyncio.wait_for(result, limits and limits.timeout)
         return reward_number(read(result), f"reward function '{reward.__name__}'")
     except (Exception, SystemExit) as error:  # one completion's; SystemExit would end the event loop
@@ -296,7 +306,7 @@ def taking(function: object, option: str, form: str, count: int, keyword: str = 
         return reward_func
     signature = inspect.Signature(function_parameters)
     keywords = {keyword: None} if keyword in signature.parameters else {}
-    try:
+    try:  # a call with nothing in it, to see whether its form fits
         signature.bind(*[None] * count, **keywords)
     except TypeError as error:
         got = f"{reward_name(reward_func)}{signature} ({error})"

@@ -51,7 +51,7 @@ from trl_drgrpo.rewards.adapters.foreign_calls import (
     loaded,
     taking,
 )
-from trl_drgrpo.rewards.columns import is_async, parameters, required, select
+from trl_drgrpo.rewards.columns import Keywords, is_async, parameters, required, select
 from trl_drgrpo.rewards.combine import Composed, composed
 from trl_drgrpo.rewards.contract import OnError, check_flag, listed, reward_name
 from trl_drgrpo.rewards.recipe_names import register_reward
@@ -96,13 +96,14 @@ def from_trl(
         function = resolve_reward(function, "function")
     reward_func = loaded(function, "function")
     reward: Any = composed(name or reward_name(reward_func), [reward_func], _converted, form=completions_as)
+    # The function's own signature, for it is called with the same columns.
     reward.__doc__ = inspect.getdoc(reward_func)
     reward.__signature__ = inspect.signature(reward_func)
     reward.lowest_reward = getattr(reward_func, "lowest_reward", None)
     return reward
 
 
-async def _converted(reward: Composed, kwargs: dict[str, Any], form: str | None) -> Any:
+async def _converted(reward: Composed, kwargs: Keywords, form: str | None) -> Any:
     if form is not None:
         kwargs |= in_form(kwargs, form)
     return await reward.called(reward.reward_funcs[0], **kwargs)
@@ -166,11 +167,12 @@ def from_verl(
     """
     score_func: Any = loaded(function, "function")
     is_batch = "solution_strs" in {parameter.name for parameter in parameters(score_func) or ()}
-    names = _BATCH if is_batch else _SINGLE
     constants = reward_kwargs or {}
+    names = _BATCH if is_batch else _SINGLE
     offered = [*names, *constants]
     if not is_batch:
         offered += _TEXT_NAMES
+    # A function of another form is refused here, before a run, and not on every completion of it.
     required_names = required(score_func)
     unknown = [name for name in required_names if name not in offered]
     if unknown:
@@ -183,22 +185,24 @@ def from_verl(
     source, text, truth, extra = names
     usual = ("reward_model.ground_truth", "ground_truth")
     places = {truth: Place("the ground truth", "answer_column", answer_column, usual)}
-    if source in required_names and data_source is None:
+    if source in required_names and data_source is None:  # a function that leaves it out does not need the column
         advice = "Add it, or give a constant with data_source=...."
         places[source] = Place("the data source", "data_source", "data_source", advice=advice)
 
-    def row(sample: Sample) -> dict[str, Any]:
+    def row(sample: Sample) -> Keywords:
         columns = sample.columns
         # A copy: verl's functions may write into it, and rows of a group share the dict.
-        info = {"num_turns": None, "rollout_reward_scores": {}, **(decoded(columns.get("extra_info")) or {})}
+        extra_info = decoded(columns.get("extra_info")) or {}
+        info = {"num_turns": None, "rollout_reward_scores": {}, **extra_info}
         row_source = columns.get("data_source") if data_source is None else data_source
         return {source: row_source, text: sample.text, extra: info}
 
-    def call(function: Callable, values: dict[str, Any]) -> Call:
+    def call(function: Callable, values: Keywords) -> Call:
+        # The text under its usual name, and under a scorer's own name for it where that is a parameter.
         return (), select(function, {**values, **constants}, dict.fromkeys(_TEXT_NAMES, values[text]))
 
     read_batch = None
-    if is_batch:
+    if is_batch:  # a lambda, since checkpoints record its name
         read_batch = lambda results, log: [_verl_score(result) for result in results]  # noqa: E731
     return adapted(
         [score_func],
@@ -216,7 +220,7 @@ def _verl_score(result: object) -> Any:
             keys = ", ".join(map(str, result)) or "no keys"
             raise RewardError("a verl function", f"a dict with {keys}", "a dict with 'score'", "Return a score.")
         return result["score"]
-    if isinstance(result, tuple | list) and result:
+    if isinstance(result, tuple | list) and result:  # verl takes the first of several values
         return result[0]
     return result
 
@@ -255,11 +259,12 @@ def from_openrlhf(
         raise InputError("function", f"{reward_name(reward_func)}, which is async", "a sync function", remedy)
     render = prompt_text if render_prompt is None else loaded(render_prompt, "render_prompt")
 
-    def row(sample: Sample) -> dict[str, Any]:
+    def row(sample: Sample) -> Keywords:
         prompt = sample.prompt if isinstance(sample.prompt, str) else render(sample.prompt)
         return {"queries": prompt + sample.text, "prompts": prompt}
 
     labels = Place("the label", "answer_column", answer_column, ("label", "answer", "solution"))
+    # By position: queries, prompts, labels, the order of `row` and of the place behind it.
     convention = Convention(row, lambda _, values: (tuple(values.values()), {}), places={"labels": labels})
     return adapted([reward_func], convention, name or reward_name(reward_func), read_batch=_openrlhf_rewards)
 
@@ -269,7 +274,7 @@ def _openrlhf_rewards(result: object, log: Callable[[str, Sequence[Any]], None])
     if not isinstance(result, Mapping):
         return result
     for key, values in (result.get("extra_logs") or {}).items():
-        values = listed(values)
+        values = listed(values)  # tensors, as a rule
         log(key, values if isinstance(values, list | tuple) else [values])
     rewards = result.get("rewards")
     return result.get("scores") if rewards is None else rewards
@@ -306,11 +311,13 @@ def from_swift(
         reward_func = _instance(reward_func, args)
     elif args is not None:
         raise InputError("args", repr(args)[:100], "none for an instance or a function", "Name the class instead.")
-    columns = required(reward_func)[1:]  # the first is the completions, by whatever name
-    return composed(name, [reward_func], _as_swift, [column for column in columns if column not in _PASSED])
+    names = required(reward_func)[1:]  # the first is the completions, by whatever name
+    columns = [column for column in names if column not in _PASSED]
+    return composed(name, [reward_func], _as_swift, columns)
 
 
 def _instance(orm: type, args: object) -> Any:
+    # A class that names `args`, or takes any keyword, gets them; any other is made without.
     takes_args = any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in parameters(orm) or ())
     if not takes_args and args is not None:
         raise InputError("args", repr(args)[:100], f"none: {orm.__name__} takes no args", "Leave them out.")
@@ -323,13 +330,15 @@ def _instance(orm: type, args: object) -> Any:
         raise InputError("args", got, "the arguments that the class reads", remedy) from error
 
 
-async def _as_swift(reward: Composed, kwargs: dict[str, Any]) -> Any:
+async def _as_swift(reward: Composed, kwargs: Keywords) -> Any:
     """Call the ORM with texts by position, and by name with the other arguments that it takes."""
     texts = list(map(completion_text, kwargs["completions"]))
+    # Under ms-swift's names; `select` passes those that the class takes.
     offered = {key: values for key, values in kwargs.items() if key not in NOT_COLUMNS}
     offered["response_token_ids"] = offered.pop("completion_ids", None)
     offered["messages"] = []
-    for prompt, text in zip(kwargs.get("prompts") or [[]] * len(texts), texts, strict=True):
+    prompts = kwargs.get("prompts") or [[]] * len(texts)
+    for prompt, text in zip(prompts, texts, strict=True):
         offered["messages"].append([*as_messages(prompt, "user"), *as_messages(text, "assistant")])
     offered["trainer_state"] = kwargs.get("trainer_state")
     [orm] = reward.reward_funcs
@@ -394,18 +403,23 @@ def from_verifiers(
         parser = resolve_object(parser, "parser")
     parts = _parts(rubric, parser)
     functions = [function for function, _ in parts]
-    if weights is None:
+    if weights is None:  # those of the rubric
         weights = [weight for _, weight in parts]
     if not functions or len(weights) != len(functions):
         expected = f"{len(functions)}, one per function" if functions else "at least one function"
         raise InputError("weights", f"{len(weights)} weights", expected, "Give one number per function.")
-    columns = {column for function in functions for column in required(function)} - {*_OFFERED}
+    required_names = {name for function in functions for name in required(function)}
+    columns = sorted(required_names - {*_OFFERED})
+    if answer_column:
+        columns.append(answer_column)
+    if not name:
+        name = reward_name(functions[0]) if len(functions) == 1 else "rubric"
     return adapted(
         functions,
         Convention(functools.partial(_rollout, answer_column or "answer"), _verifiers_call),
-        name or (reward_name(functions[0]) if len(functions) == 1 else "rubric"),
+        name,
         weights=weights,
-        columns=[*sorted(columns), *filter(None, [answer_column])],
+        columns=columns,
         timeout=timeout,
         on_error=on_error,
     )
@@ -417,6 +431,7 @@ def _parts(rubric: object, parser: object) -> list[tuple[functools.partial, floa
         rubric = resolve_object(rubric, "rubric")
     if isinstance(rubric, list | tuple):
         return [part for entry in rubric for part in _parts(entry, parser)]
+    # By attributes, as verifiers need not be installed: a `RubricGroup` has `rubrics`, a `Rubric` has `funcs`.
     inner_rubrics = getattr(rubric, "rubrics", None)
     functions = getattr(rubric, "funcs", None)
     weights = getattr(rubric, "weights", ())
@@ -433,14 +448,15 @@ def _parts(rubric: object, parser: object) -> list[tuple[functools.partial, floa
             got = f"the function {reward_name(function)}, which takes {', '.join(group_names)}"
             remedy = "A batch may split groups: write it as a reward function in TRL's form."
             raise InputError("rubric", got, "functions that score one completion", remedy)
+        # Bound now, since the functions of a group may come from rubrics with parsers of their own.
         parts.append((functools.partial(function, **select(function, objects)), weight))
     return parts + _parts(list(inner_rubrics or ()), parser)
 
 
-def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
+def _rollout(answer_column: str, sample: Sample) -> Keywords:
     """Return the values of a row and its rollout that functions of a rubric may name."""
     row = sample.columns
-    info = decoded(row.get("info"))
+    info = decoded(row.get("info"))  # a dataset may store it as JSON text
     fields = {
         "prompt": sample.prompt,
         "completion": sample.completion,
@@ -451,8 +467,11 @@ def _rollout(answer_column: str, sample: Sample) -> dict[str, Any]:
     return {**row, **fields, "state": {**row, **fields, "trajectory": []}}
 
 
-def _verifiers_call(function: functools.partial, row: dict[str, Any]) -> Call:
-    return (), {name: value for name, value in select(function, row).items() if name not in function.keywords}
+def _verifiers_call(function: functools.partial, row: Keywords) -> Call:
+    arguments = select(function, row)
+    for name in function.keywords:  # a row's own column `parser` must not take the place of the object that is bound
+        arguments.pop(name, None)
+    return (), arguments
 
 
 def from_r1_zero(

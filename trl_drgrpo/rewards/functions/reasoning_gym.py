@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Entry = dict[str, Any]  # of a task, as reasoning-gym makes it: question, answer, metadata
+
 TEST_SEED_DISTANCE = 1_000_000
 DEFAULT_SEED = 0
 _OWN_OPTIONS = {"test_size": 100, "system_prompt": ""}
@@ -63,6 +65,7 @@ def make_splits(task: str, options: dict[str, str], with_test: bool = True) -> d
     """
     gym, factory = _factory_of(task)
     config = _read_options(task, factory.DATASETS[task][1], options)
+    # What is left of the options is the task's own configuration.
     test_size = config.pop("test_size")
     system_prompt = config.pop("system_prompt")
     prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
@@ -96,6 +99,7 @@ def _factory_of(task: str) -> tuple[Any, Any]:
 def _read_options(task: str, config_class: type, options: dict[str, str]) -> dict[str, Any]:
     """Return the task's configuration from the query and our own options: every key known, every value of its
     default's type."""
+    # The defaults of the task's configuration tell the types of its options.
     defaults: dict[str, Any] = {}
     for entry in dataclasses.fields(config_class):
         defaults[entry.name] = entry.default
@@ -117,6 +121,10 @@ def _read_options(task: str, config_class: type, options: dict[str, str]) -> dic
     return config
 
 
+# By the type of an option's default: what a value may be. A default of another type says nothing.
+_VALUE_KINDS = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}
+
+
 def _read_value(field: str, text: str, default: object) -> Any:
     if isinstance(default, str):
         return text
@@ -126,7 +134,7 @@ def _read_value(field: str, text: str, default: object) -> Any:
         value = text
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)
-    kinds = {bool: bool, int: int, float: (int, float), tuple: tuple, list: (list, tuple)}.get(type(default), object)
+    kinds = _VALUE_KINDS.get(type(default), object)
     # To Python, True is an integer.
     is_bool_by_mistake = kinds is not object and isinstance(value, bool) is not isinstance(default, bool)
     if not isinstance(value, kinds) or is_bool_by_mistake:
@@ -135,7 +143,7 @@ def _read_value(field: str, text: str, default: object) -> Any:
     return value
 
 
-def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[Entry]:
     try:
         dataset = gym.create_dataset(task, **config)
         return [dataset[index] for index in range(len(dataset))]
@@ -146,7 +154,8 @@ def _entries(gym: Any, task: str, config: dict[str, Any]) -> list[dict[str, Any]
         raise InputError(field, got, "options of the task", remedy) from error
 
 
-def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_overlap(task: str, train: list[Entry], test: list[Entry]) -> list[Entry]:
+    # By the question: two rows of different seeds may be the same task.
     train_questions = {entry["question"] for entry in train}
     new_entries = [entry for entry in test if entry["question"] not in train_questions]
     if len(new_entries) < len(test):
@@ -161,11 +170,10 @@ def _without_overlap(task: str, train: list[dict[str, Any]], test: list[dict[str
     return new_entries
 
 
-def _as_dataset(
-    entries: list[dict[str, Any]], task: str, config: dict[str, Any], system_prompt: str | None
-) -> "Dataset":
+def _as_dataset(entries: list[Entry], task: str, config: dict[str, Any], system_prompt: str | None) -> "Dataset":
     from datasets import Dataset, Features, Value
 
+    # Stated, since a column of answers that are all null would get a type of its own.
     text = Value("string")
     features = Features({"prompt": [{"role": text, "content": text}], "answer": text, "entry": text})
     columns = {"prompt": [], "answer": [], "entry": []}
@@ -189,7 +197,11 @@ def _encode(value: object) -> str:
 
 def _decode(text: str) -> Any:
     """The inverse of `_encode`: for a column `entry`, a dict with `task`, `config` and `entry`."""
-    return json.loads(text, object_hook=lambda mapping: tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping)
+
+    def unmarked(mapping: Entry) -> Any:
+        return tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping
+
+    return json.loads(text, object_hook=unmarked)
 
 
 def _mark_tuples(value: object) -> Any:
@@ -234,21 +246,18 @@ def reasoning_gym_reward(
         row = _decode(text)
         # The configuration goes by its JSON text: it has lists in it, and the cache needs something hashable.
         scorer = _cached_scorer(row["task"], _encode(row["config"]))
-        score = _score_text(scorer, completion_text(completion), row["entry"])
-        errors += score is None
-        scores.append(score or 0.0)
+        lines = str(row["entry"].get("answer")).strip().splitlines()
+        answer = extract_answer(completion_text(completion), last_lines=len(lines))
+        score = 0.0
+        if answer is not None:
+            try:
+                score = float(scorer(answer, row["entry"]))
+            except _SCORER_ERRORS:  # an answer that it cannot read
+                errors += 1
+        scores.append(score)
     if log_metric is not None and scores:
         log_metric("rewards/reasoning_gym/scorer_error_frac", errors / len(scores))
     return scores
-
-
-def _score_text(score_answer: Callable[..., Any], text: str, entry: dict[str, Any]) -> float | None:
-    """Score of the answer in a text by `score_answer`: 0 where there is none, `None` where it cannot read it."""
-    answer = extract_answer(text, last_lines=len(str(entry.get("answer")).strip().splitlines()))
-    try:
-        return 0.0 if answer is None else float(score_answer(answer, entry))
-    except _SCORER_ERRORS:
-        return None
 
 
 def extract_answer(text: str, last_lines: int = 1) -> str | None:
@@ -283,8 +292,9 @@ def extract_answer(text: str, last_lines: int = 1) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_scorer(task: str, config: str) -> Callable[[str, dict[str, Any]], float]:
+def _cached_scorer(task: str, config: str) -> Callable[[str, Entry], float]:
     gym, _ = _factory_of(task)
+    # The scorer is a method of the data set. One row is enough of it: the entry to score comes with the call.
     return gym.create_dataset(task, **{**_decode(config), "size": 1}).score_answer
 
 

@@ -23,7 +23,15 @@ import cloudpickle
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import finite_number
 from trl_drgrpo.rewards.columns import LogExtra, LogMetric, behind_partials, only_rows, parameters, signature_of
-from trl_drgrpo.rewards.contract import FAILING_IS_FREE, Limits, OnError, check_on_error, declared, reward_name
+from trl_drgrpo.rewards.contract import (
+    FAILING_IS_FREE,
+    Limits,
+    OnError,
+    Rewards,
+    check_on_error,
+    declared,
+    reward_name,
+)
 from trl_drgrpo.rewards.isolation.pool import Call, pool_for
 from trl_drgrpo.rewards.isolation.worker import Failure, RewardCaller, SampleScorer, Scored, failure_of, unpickled
 from trl_drgrpo.rewards.recipe_names import register_reward
@@ -31,7 +39,7 @@ from trl_drgrpo.rewards.recipe_rewards import FILE_PREFIX, resolve_reward
 
 logger = logging.getLogger(__name__)
 
-_LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged
+_LOGGED: set[str] = set()  # names of the rewards whose first failure has been logged, in this process
 
 
 class IsolatedReward:
@@ -93,6 +101,7 @@ class IsolatedReward:
             got = f"the class {reward.__name__}" if inspect.isclass(reward) else repr(reward)
             expected = "a function, an instance with `__call__`, or its name"
             raise InputError("reward", got, expected, "Pass one of these.")
+        # TRL logs under `__name__`, and `check_columns` reads the needed columns off the signature.
         self.__name__ = self.__qualname__ = reward_name(reward)
         self.__doc__ = inspect.getdoc(reward)
         self.__signature__ = signature_of(())
@@ -104,13 +113,14 @@ class IsolatedReward:
         if failed is not None:
             self.lowest_reward = finite_number("failed", failed)
         self.on_error: OnError = on_error
-        self.reward_funcs = (reward,)  # the functions that are asked what they need
+        self.reward_funcs = (reward,)  # the functions that `columns.ask` asks what they need
         self._pickled(("log_metric", "log_extra"))  # an error now, and not after the model has loaded
 
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Rewards:
         """Return the rewards of the completions, called as the function itself would be."""
         if len(completions) == 0:
             return []
+        # TRL's loggers write into the trainer, so they stay here. The worker only learns which of them to imitate.
         loggers = {name: kwargs.pop(name) for name in ("log_metric", "log_extra") if name in kwargs}
         kwargs["completions"] = list(completions)
         if "trainer_state" in kwargs:
@@ -120,7 +130,9 @@ class IsolatedReward:
                 if isinstance(value, bool | int | float | str | None):
                     setattr(state, name, value)
             kwargs["trainer_state"] = state
+        # One call per row, whose columns are lists of one value: a row that hangs takes no other one along.
         calls = [((only_rows(kwargs, [row]),), {}) for row in range(len(completions))]
+        # Pickled anew for every call, so that the workers see what has changed in the function since.
         outcomes = pool_for(self.limits).run(self._pickled(tuple(loggers)), calls)
         rewards = [outcome.reward if isinstance(outcome, Scored) else outcome for outcome in outcomes]
         log_metric = loggers.get("log_metric")
@@ -144,7 +156,7 @@ def pickled(caller: SampleScorer) -> bytes:
     open file, a client.
     """
     reward = behind_partials(caller.function)
-    owner = getattr(reward, "__self__", reward)
+    owner = getattr(reward, "__self__", reward)  # of a method: its instance, whose class must be found, too
     for part in (reward, type(owner)):
         module = sys.modules.get(getattr(part, "__module__", None) or "")
         if module is not None and not _is_importable(module.__name__):
@@ -159,6 +171,8 @@ def pickled(caller: SampleScorer) -> bytes:
             "Create clients, locks and files inside the function, or move it to a file of its own and name it as "
             "`path/to/file.py:function`, or run it without limits.",
         ) from error
+    # A pickle names the modules that it imports, also those of functions inside other functions. The search in its
+    # bytes may find a name that is only text, which costs the worker one file too many and nothing else.
     files = []
     for name, module in list(sys.modules.items()):  # a copy: another thread may import meanwhile
         if name.startswith(FILE_PREFIX) and name.encode() in function:
@@ -167,7 +181,7 @@ def pickled(caller: SampleScorer) -> bytes:
 
 
 class _WithFiles:
-    """Pickles as a call of [`unpickled`]."""
+    """Pickles as a call of [`unpickled`], which loads the files before it unpickles the function inside."""
 
     def __init__(self, *arguments: Any):
         self._arguments = arguments
@@ -180,12 +194,16 @@ def _is_importable(module: str) -> bool:
     """Tell whether a new interpreter finds a module by its name. `find_spec` of importlib finds all loaded ones."""
     package = module.partition(".")[0]
     if package == "__main__" or module.startswith(FILE_PREFIX):
-        return True  # cloudpickle, or the worker, knows better
-    return any(finder.find_spec(package, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        # cloudpickle sends `__main__` by value without being told, and the worker loads files again.
+        return True
+    for finder in sys.meta_path:
+        if hasattr(finder, "find_spec") and finder.find_spec(package, None) is not None:
+            return True
+    return False
 
 
 def scored_in_workers(
-    score: Callable[..., Any],
+    score: Callable,
     calls: Sequence[Call],
     *,
     name: str,
@@ -194,7 +212,7 @@ def scored_in_workers(
     log_metric: LogMetric,
     failed: float | None = None,
     threads: int = 1,
-) -> list[float | None]:
+) -> Rewards:
     """Return scores of single completions, each computed in a worker under limits.
 
     Args:
@@ -228,15 +246,15 @@ def scored_in_workers(
     return settled(outcomes, name, on_error, log_metric, failed)
 
 
-def _run_here(score: Callable[..., Any], calls: Sequence[Call], threads: int) -> list[Any]:
+def _run_here(score: Callable, calls: Sequence[Call], threads: int) -> list[Any]:
     def outcome(call: Call) -> Any:
         try:
             return score(*call[0], **call[1])
         except (Exception, SystemExit) as error:  # sys.exit() in a reward is its failure, as it is in a worker
             return failure_of(error)
 
-    if threads == 1:
-        return [outcome(call) for call in calls]
+    if threads == 1:  # on this thread: signals, by which some graders bound their time, reach the main thread only
+        return list(map(outcome, calls))
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(outcome, calls))
 
@@ -247,31 +265,34 @@ def settled(
     on_error: OnError,
     log_metric: LogMetric,
     failed: float | None,
-) -> list[float | None]:
+) -> Rewards:
     """Return the scores, with `failed` in the place of failures, or `None` for those of the row.
 
     Failures are counted and the first is logged, or raised if `on_error` says so.
     """
-    scores: list[float | None] = []
+    scores: Rewards = []
     failures: dict[int, Failure] = {}
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, Failure):
             failures[index] = outcome
+            # A row whose truth cannot be read is no fault of the completion, which must not pay for it.
             outcome = None if outcome.of_row else failed
         scores.append(outcome)
     if failures:
         first = min(failures)
+        failure = failures[first]
         if on_error == "raise":
-            traceback = failures[first].traceback
+            # The exception itself stayed in the worker. `RemoteTraceback` prints the text of its traceback as a cause.
+            cause = RemoteTraceback(failure.traceback) if failure.traceback else None
             raise RewardError(
                 f"reward function '{name}'",
-                f"{failures[first].reason} at completion {first}",
+                f"{failure.reason} at completion {first}",
                 "a number, or None for a completion it cannot score",
                 'Fix the function, or set on_error="unscorable" to go on and count them.',
-            ) from (RemoteTraceback(traceback) if traceback else None)
+            ) from cause
         if name not in _LOGGED:
             _LOGGED.add(name)
-            _log_failure(name, f"{len(failures)} of {len(outcomes)}", first, failures[first], failed is None)
+            _log_failure(name, f"{len(failures)} of {len(outcomes)}", first, failure, failed is None)
     if outcomes and on_error != "raise" and log_metric is not None:
         log_metric(f"rewards/{name}/failed_frac", len(failures) / len(outcomes))
     return scores
@@ -290,7 +311,7 @@ def _repeat_logs(outcomes: Sequence[Scored | Failure], log_metric: LogMetric, lo
     """Log here what was logged in the workers: extra columns in one piece, one value per completion."""
     columns: dict[str, list[Any]] = {}
     for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Failure):  # what it logged before it failed stays in the worker
             continue
         for column, values in outcome.extras:
             columns.setdefault(column, [None] * len(outcomes))[index] = values[0]

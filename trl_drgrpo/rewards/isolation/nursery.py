@@ -34,6 +34,7 @@ from typing import NoReturn
 from trl_drgrpo.rewards.contract import ONE_THREAD
 from trl_drgrpo.rewards.isolation.worker import Failure, serve
 
+# The trainer's own search path goes along as arguments: a script may have changed it since its interpreter started.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trl_drgrpo.rewards.isolation.nursery import main; main()"
 _END_PATIENCE = 0.5  # seconds in which the nursery says how a killed worker ended
 _NUMBER = struct.Struct("<q")  # megabytes of a new worker, or the exit code of one that ended
@@ -59,6 +60,7 @@ class WorkerHandle:
 
     def send(self, request: tuple[bytes, list[str], bytes, bytes], limit: float) -> None:
         """Send it a request, which an idle worker takes at once."""
+        # The limit is the socket's own, so a waiting thread needs no clock of ours and no signal.
         self.channel.settimeout(limit)
         self.channel.sendall(pickle.dumps(request))
 
@@ -69,11 +71,12 @@ class WorkerHandle:
 
     def load(self, key: bytes, function: bytes, limit: float) -> None:
         """Send it a function that it does not have, without waiting for the answer."""
-        if key not in self.loaded:
-            self.loaded.add(key)
-            self.loading.append(key)
-            with contextlib.suppress(OSError):  # it is dead, as its answer will show
-                self.send((key, sys.path, function, b""), limit)
+        if key in self.loaded:
+            return
+        self.loaded.add(key)
+        self.loading.append(key)
+        with contextlib.suppress(OSError):  # it is dead, as its answer will show
+            self.send((key, sys.path, function, b""), limit)
 
     def kill(self) -> None:
         """Have it killed, and all that it started, without waiting for that."""
@@ -86,8 +89,9 @@ class WorkerHandle:
         try:
             self.leash.settimeout(_END_PATIENCE)
             (status,) = _NUMBER.unpack(self.leash.recv(_NUMBER.size))
-        except (OSError, struct.error):
+        except (OSError, struct.error):  # too late, or cut short: the nursery itself is gone
             return "status unknown"
+        # As `os.waitstatus_to_exitcode` has it: 3 is `exit(3)`, -11 a segmentation fault.
         return f"exit status {status}" if status >= 0 else f"signal {-status}"
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ class NurseryHandle:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[nursery_end.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal is for the trainer, which then ends it
-                env=ONE_THREAD | os.environ,
+                env=ONE_THREAD | os.environ,  # the user's own settings win
             )
 
     def is_alive(self) -> bool:
@@ -120,6 +124,7 @@ class NurseryHandle:
         """Ask for a new worker; one that could not be made shows as a closed channel."""
         channel, worker_end = socket.socketpair()
         leash, nursery_end = socket.socketpair()
+        # The other ends travel as descriptors and are closed here, so that a dead worker's channel reads as closed.
         with worker_end, nursery_end, contextlib.suppress(OSError):
             ends = [worker_end.fileno(), nursery_end.fileno()]
             socket.send_fds(self._control, [_NUMBER.pack(memory_mb)], ends)
@@ -129,7 +134,7 @@ class NurseryHandle:
         """End it, and with it all workers."""
         self._control.close()
         try:
-            self._process.wait(5)
+            self._process.wait(5)  # it needs `_FAREWELL` at most
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -148,7 +153,7 @@ def main() -> NoReturn:
     control = socket.socket(fileno=int(sys.argv[1]))
     parent = int(sys.argv[2])
     sys.argv[1:] = []
-    os.set_inheritable(control.fileno(), False)
+    os.set_inheritable(control.fileno(), False)  # programs that a reward starts must not hold it
     with contextlib.suppress(OSError):
         os.dup2(2, 1)  # prints of a reward are no results of the trainer
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -173,6 +178,8 @@ class Nursery:
         self.printed = 0
         for end in (self.wakeup, alarm, self.prints):
             os.set_blocking(end, False)
+        # The end of a child is a byte in a pipe, for which `select` can wait beside the sockets. Without a handler of
+        # Python's own, the signal would be ignored and no byte written.
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector = selectors.DefaultSelector()
@@ -190,12 +197,15 @@ class Nursery:
                     os.read(self.wakeup, _PIPE_SIZE)
                 for leash, pid in ready.items():
                     if pid is not None:  # the trainer has let go of a worker
+                        # A leash that was let go stays readable, so `select` would return at once from now on.
                         self.selector.unregister(leash)
+                        # Nothing was collected since `select`, so the pid is still that of this worker.
                         _kill_group(pid)
                 self._bury()
                 if self.control in ready and not self._obey():
                     break
         finally:
+            # Several rounds: a killed worker's own children become those of the nursery only then.
             deadline = time.monotonic() + _FAREWELL
             while time.monotonic() < deadline and (self.leashes or _children()):
                 for pid in self.leashes.keys() | _children():
@@ -207,6 +217,7 @@ class Nursery:
     def _pass_on(self) -> None:
         """Pass prints of workers on to standard error, up to a limit: beyond it they are dropped."""
         with contextlib.suppress(OSError):  # nothing there, or nobody to read it
+            # Read also when nothing is shown any more: a full pipe would stop the workers at their next print.
             text = os.read(self.prints, _PIPE_SIZE)
             is_open = self.printed < _PRINTS
             self.printed += len(text)
@@ -229,7 +240,7 @@ class Nursery:
             try:
                 self._become_worker(nursery, ends[0], *_NUMBER.unpack(order))
             finally:
-                os._exit(1)
+                os._exit(1)  # whatever happens, a worker never returns into the loop of the nursery
         if pid > 0:
             self.leashes[pid] = leash = socket.socket(fileno=ends.pop())
             self.selector.register(leash, selectors.EVENT_READ, pid)
@@ -238,24 +249,25 @@ class Nursery:
         return True
 
     def _become_worker(self, nursery: int, channel: int, memory_mb: int) -> NoReturn:
-        os.setsid()
+        os.setsid()  # a group of its own, which is killed as one
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != nursery:  # it died before the lines above
             os._exit(1)
+        # The nursery's handling of signals is not the reward's affair, and its descriptors are not its property.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for stream in (1, 2):
             os.dup2(self.printing, stream)
         os.dup2(channel, 3, inheritable=False)
-        os.closerange(4, 1 << 16)  # the nursery's
+        os.closerange(4, 1 << 16)
         if memory_mb:
             _limit_memory(memory_mb * 2**20)
         serve(socket.socket(fileno=3))
 
     def _bury(self) -> None:
         """Collect the dead, tell the trainer how workers ended, and kill what they leave behind."""
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # no child is left
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
@@ -280,6 +292,7 @@ def _children() -> set[int]:
 
 def _kill_group(pid: int) -> None:
     """Kill a process and its group; what had left the group comes to the nursery and is killed there."""
+    # Both: a process need not be the leader of the group of its number.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -41,6 +41,7 @@ class Batch:
     """A pickled function to call, and the failure that all its calls share, if it cannot be called at all."""
 
     def __init__(self, function: bytes):
+        # By content: a worker that has this function from an earlier run need not load it again.
         self.key = hashlib.sha256(function).digest()
         self.function = function
         self.failure: Failure | None = None
@@ -58,10 +59,10 @@ class WorkerPool:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._size = limits.workers or available_workers()
-        self._running = threading.Lock()
-        self._hiring = threading.Lock()
+        self._running = threading.Lock()  # one run at a time, so that no more workers than `_size` are at work
+        self._hiring = threading.Lock()  # for the nursery's control socket and the list of idle workers
         self._nursery: NurseryHandle | None = None
-        self._idle: deque[WorkerHandle] = deque()
+        self._idle: deque[WorkerHandle] = deque()  # the most recently used first, the one in reserve last
 
     def run(self, function: bytes, calls: Sequence[Call]) -> list[Any]:
         """
@@ -74,6 +75,7 @@ class WorkerPool:
             try:
                 outcomes = list(threads.map(partial(self._outcome, batch), calls))
             except BaseException:  # an interrupt: the threads go on when their workers are dead
+                # Leaving the `with` block waits for the threads. The failure keeps them from hiring new workers.
                 batch.failure = Failure("interrupted")
                 self._end()
                 raise
@@ -102,6 +104,8 @@ class WorkerPool:
             request = (batch.key, [], b"", _pickled_call(call))
         except Exception as error:  # whatever the `__reduce__` of an argument may raise
             return Failure(f"arguments that do not pickle ({type(error).__name__}: {error})", of_row=True)
+        # A death before the call was given is not the call's fault, so the call is tried again. Once it was given, its
+        # worker's death is its result: a second try could crash a second worker.
         while batch.failure is None:
             worker = self._hire(batch)
             if not self._is_ready(worker, batch):
@@ -118,17 +122,19 @@ class WorkerPool:
         """Take an idle worker; another one stays in reserve and loads the function."""
         with self._hiring:
             if self._nursery is None or not self._nursery.is_alive():
-                while self._idle:
+                while self._idle:  # they died with their nursery
                     self._idle.popleft().close()
                 self._nursery = NurseryHandle()
             while len(self._idle) < 2:
                 self._idle.append(self._nursery.fork(self._limits.memory_mb or 0))
+            # Loading is only begun here: the reserve imports while the call runs, and is ready when that is killed.
             for worker in (self._idle[0], self._idle[-1]):
                 worker.load(batch.key, batch.function, _LOAD_LIMIT)
             return self._idle.popleft()
 
     def _is_ready(self, worker: WorkerHandle, batch: Batch) -> bool:
         """Wait until a worker has loaded what it was sent; closes it if that fails."""
+        # Answers come in the order of the requests. A worker in reserve may owe those of earlier runs' functions, too.
         while worker.loading:
             key = worker.loading.popleft()
             try:
@@ -171,12 +177,13 @@ class WorkerPool:
             else:
                 worker.close()
             return failure or _unpickled_result(result)
-        worker.close()
+        worker.close()  # after a failure its state is unknown: an answer that comes late would be the next call's
         return outcome
 
 
 def _pickled_call(call: Call) -> bytes:
     """Pickle a call; what the running script defined goes by value, for no worker has that script."""
+    # Plain pickle first: most calls are texts and numbers, for which cloudpickle is only slower.
     try:
         pickled = pickle.dumps(call)
     except Exception:  # plain pickle refuses what cloudpickle may take: lambdas, local classes

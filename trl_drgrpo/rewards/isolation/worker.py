@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError, speaks_for_itself
+from trl_drgrpo.rewards.columns import Keywords
 from trl_drgrpo.rewards.contract import log_column, log_number, reward_number, validate_rewards
 
 _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages can quote a whole completion
@@ -34,7 +35,7 @@ _TEXT_LIMIT = 8000  # characters of a traceback that are worth sending; messages
 
 def serve(channel: socket.socket) -> NoReturn:
     """Answer requests on a blocking stream socket until it closes, then end this process."""
-    functions: dict[bytes, Callable[..., Any]] = {}
+    functions: dict[bytes, Callable] = {}
     worker_pid = os.getpid()
     requests = channel.makefile("rb")
     with contextlib.suppress(EOFError):
@@ -42,6 +43,7 @@ def serve(channel: socket.socket) -> NoReturn:
             answer = _answer(functions, *pickle.load(requests))
             if os.getpid() != worker_pid:
                 os._exit(0)  # a copy that the reward forked and let return: only the worker itself answers
+            # Before the answer: a worker may be killed any time after it, and its prints would be lost.
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a reward may have closed or replaced them
                     stream.flush()
@@ -50,13 +52,14 @@ def serve(channel: socket.socket) -> NoReturn:
 
 
 def _answer(
-    functions: dict[bytes, Callable[..., Any]], key: bytes, path: list[str], function: bytes, call: bytes
+    functions: dict[bytes, Callable], key: bytes, path: list[str], function: bytes, call: bytes
 ) -> tuple[bytes, "Failure | None", bool]:
     try:
         result = b""
         if function:
             sys.path[:] = path
             functions[key] = pickle.loads(function)  # with the imports of its modules
+            # Part of loading, whose limit is two minutes: slow imports are not the first completion's.
             warm_up = getattr(functions[key], "warm_up", None)
             if callable(warm_up):
                 warm_up()
@@ -72,7 +75,7 @@ def _answer(
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def unpickled(files: Sequence[str], function: bytes) -> Callable[..., Any]:
+def unpickled(files: Sequence[str], function: bytes) -> Callable:
     """Load a function that refers to files named as rewards, which a worker cannot import by a name."""
     from trl_drgrpo.rewards.recipe_rewards import module_from_file
 
@@ -98,6 +101,7 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """Describe the failure of a call that raised; without a traceback if the message says all."""
+    # A `RewardError` is an `InputError`, too, but it tells of a result, for which a completion may be to blame.
     of_row = isinstance(error, (InputError, UnscorableError)) and not isinstance(error, RewardError)
     text = ""
     try:
@@ -121,7 +125,7 @@ class SampleScorer:
         name (`str`): Name of the reward, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str):
+    def __init__(self, function: Callable, name: str):
         self.function = function
         self.name = name
 
@@ -132,7 +136,9 @@ class SampleScorer:
         if callable(warm_up):
             warm_up()
 
+    # `/`: a column of the dataset may be called `self`.
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Checked on this side, so that a result which is no number need not pickle.
         return reward_number(self._result(*args, **kwargs), f"reward function '{self.name}'")
 
     def _result(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -155,18 +161,20 @@ class RewardCaller(SampleScorer):
     `loggers` names those of `log_metric` and `log_extra` that the function is given, as collectors.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, loggers: Sequence[str]):
+    def __init__(self, function: Callable, name: str, loggers: Sequence[str]):
         super().__init__(function, name)
         self.loggers = loggers
 
-    def __call__(self, kwargs: dict[str, Any]) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, kwargs: Keywords) -> Scored:  # pyright: ignore[reportIncompatibleMethodOverride]
         scored = Scored(None, [], [])
         collectors = {
             "log_metric": partial(log_number, lambda *entry: scored.metrics.append(entry)),
             "log_extra": partial(log_column, lambda *entry: scored.extras.append(entry), 1),
         }
+        # Only loggers that the trainer gave: a function may behave differently without them.
         rewards = self._result(**kwargs, **{logger: collectors[logger] for logger in self.loggers})
         if isinstance(rewards, (list, tuple)) and len(rewards) == 1:
+            # `validate_rewards` would say "for completion 0", the place in this call. `settled` says the true one.
             scored.reward = reward_number(rewards[0], f"reward function '{self.name}'")
         else:
             scored.reward = validate_rewards(rewards, 1, self.name)[0]

@@ -17,7 +17,7 @@ import types
 
 from trl_drgrpo.rewards.functions.code import prelude, wire
 
-_FUTURE = 0
+_FUTURE = 0  # the flags of all `from __future__ import ...`, to carry them from the setup to the code
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
@@ -34,7 +34,8 @@ def serve():
 def run_script():
     """Run one program: a line with its length, its text, and then what is its own standard input."""
     # Byte by byte, and by os.read: a buffered reader would take what is the program's own input.
-    size = int(b"".join(iter(lambda: os.read(0, 1).strip(), b"")))
+    digits = iter(lambda: os.read(0, 1).strip(), b"")  # up to the line end
+    size = int(b"".join(digits))
     source = b""
     while len(source) < size:
         chunk = os.read(0, size - len(source))
@@ -42,6 +43,7 @@ def run_script():
             break
         source += chunk
     prelude.install()
+    # A module of its own by that name: `if __name__ == "__main__":` holds, and nothing of ours is in reach by name.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(source, "<completion>", "exec"), main.__dict__)
 
@@ -52,7 +54,7 @@ class Candidate(wire.Peer):
     def __init__(self, reader, writer):
         super().__init__(reader, writer)
         self.module = types.ModuleType("solution")
-        self.objects += [self.load, self.look_up]
+        self.objects += [self.load, self.look_up]  # numbers 0 and 1, as `examiner` has them
 
     def load(self, setup, source):
         """Run the setup, then the code. Code that is none by itself continues the setup's last function."""
@@ -62,12 +64,14 @@ class Candidate(wire.Peer):
             # By itself: `from __future__` has to come first in a text.
             code = compile(source, "<completion>", "exec", preparation.co_flags & _FUTURE)
         except SyntaxError:
+            # HumanEval's setup ends in a function's head and docstring, and the completion may be its body alone.
             code = compile(f"{setup}\n{source}", "<completion>", "exec")
         else:
             exec(preparation, self.module.__dict__)
         exec(code, self.module.__dict__)
 
     def look_up(self, name):
+        # Of the module, not of the built-in ones: a name that the code does not define is none of its answers.
         if hasattr(self.module, name):
             return getattr(self.module, name)
         solution = getattr(self.module, "Solution", None)
@@ -83,7 +87,9 @@ class Candidate(wire.Peer):
             operation = getattr(builtins, do, None) or getattr(operator, do)
             return {"value": wire.encode(operation(target, *args), self.form_of)}
         value = wire.encode(target(*args, **kwargs), self.form_of)
-        changed = {}  # containers by position, so that `f(items)` may sort in place
+        # The arguments are copies of those of the tests. Containers that the call has changed go back by position, so
+        # that `f(items)` may sort in place.
+        changed = {}
         for at, arg in enumerate(args):
             if isinstance(arg, (list, dict, set, bytearray, collections.deque)):
                 form = wire.encode(arg, self.form_of)
@@ -98,7 +104,8 @@ class Candidate(wire.Peer):
         if wire.is_namedtuple(value):
             items = [wire.encode(item, self.form_of) for item in tuple.__iter__(value)]
             return {"namedtuple": [number, kind, list(type(value)._fields), items]}
-        return {"object": [number, kind, value._name_ if isinstance(value, enum.Enum) else None]}
+        name = value._name_ if isinstance(value, enum.Enum) else None
+        return {"object": [number, kind, name]}
 
     def meant_by(self, tag, content):
         if tag == "object":
@@ -109,6 +116,7 @@ class Candidate(wire.Peer):
             return getattr(self.module, content[0])[content[1]]
         if tag == "namedtuple":
             kind, fields, items = content
+            # The completion's class of that name, if it has these fields: its code may call the class's methods.
             tuple_class = getattr(self.module, kind, None)
             if tuple_class is None or getattr(tuple_class, "_fields", None) != tuple(fields):
                 tuple_class = collections.namedtuple(kind, fields)

@@ -29,6 +29,7 @@ LOAD = 0
 LOOK_UP = 1  # numbers of the first two objects of `candidate.Candidate`
 
 
+# No `Exception`: `except Exception` in a test must not swallow it.
 class Unsupported(BaseException):
     """A test that nobody here can decide, whatever the completion. No test catches it."""
 
@@ -53,7 +54,7 @@ class Channel(wire.Peer):
         for at, form in reply.get("changed", {}).items():
             old: Any = args[int(at)]
             new = wire.decode(form, self.meant_by)
-            if type(old) is not type(new):
+            if type(old) is not type(new):  # the reply is the completion's, and may claim anything
                 raise ValueError("not what was passed")
             # In place: the tests still hold the container that they passed.
             old.clear()
@@ -65,7 +66,7 @@ class Channel(wire.Peer):
         """The completion's object of that name; raises `NameError`."""
         value = self.use("call", LOOK_UP, [name])
         if type(value) is Remote:
-            self.uses -= 1  # not before it is called
+            self.uses -= 1  # a function is used when it is called; plain data is used at once
             vars(value).update(_name=name, _is_asked=True)
         return value
 
@@ -74,7 +75,7 @@ class Channel(wire.Peer):
         return {"value": wire.encode(self.objects[request["target"]](*args), self.form_of)}
 
     def form_of(self, value):
-        if type(value) is Remote:
+        if type(value) is Remote:  # not `isinstance`: its `__class__` may be one of the tests
             return {"object": value._target}
         if any(value is kind for kind in _PLAIN_TYPES):
             return {"type": value.__name__}
@@ -89,7 +90,7 @@ class Channel(wire.Peer):
         return {"callback": self.keep(value)}
 
     def meant_by(self, tag, content):
-        if tag not in ("namedtuple", "object"):
+        if tag not in ("namedtuple", "object"):  # types, enumerations and functions travel the other way only
             raise ValueError("not a value")
         number, kind, *content = content
         test_class = self.namespace.get(kind)
@@ -120,7 +121,7 @@ class Solution(types.ModuleType):
         self._channel = channel
 
     def __getattr__(self, name):
-        if name.startswith("__"):
+        if name.startswith("__"):  # an import asks for these: `__all__`, `__path__`
             raise AttributeError(name)
         try:
             return self._channel.look_up(name)
@@ -138,12 +139,14 @@ class Remote:
         # the tests call whatever the completion is; is_made: by the tests, by calling a class
         vars(self).update(_channel=channel, _target=target, _own=own, _name="", _is_asked=False, _is_made=False)
 
+    # `isinstance(f(1), Point)` holds for a class of the tests, and `__eq__` of theirs often asks that first.
     @property
     def __class__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._own or Remote
 
     def __call__(self, *args, **kwargs):
         value = self._use("call", args, kwargs)
+        # With a capital initial it is a class, and what it returns is an object that the tests have made.
         if type(value) is Remote and self._name[:1].isupper():
             vars(value)["_is_made"] = True
         return value
@@ -153,19 +156,21 @@ class Remote:
 
     def __hash__(self):
         test_class = self._own
-        return 0 if test_class is None or test_class.__hash__ is object.__hash__ else test_class.__hash__(self)
+        if test_class is None or test_class.__hash__ is object.__hash__:
+            return 0  # one bucket of a set for all, so that `__eq__` is asked, which knows what cannot be decided
+        return test_class.__hash__(self)
 
     def __getattr__(self, name) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python's own protocols ask for these; no test does
             raise AttributeError(name)
         test_class = self._own
-        asking = sys._getframe(1).f_code
+        asking = sys._getframe(1).f_code  # the code from which the attribute is read
         if test_class is not None and hasattr(test_class, name) and _is_method_of(asking, test_class):
             # `other.key()` in a `__eq__` of the tests must not call the completion's method.
             attribute = inspect.getattr_static(test_class, name)
             return attribute.__get__(self, test_class) if hasattr(attribute, "__get__") else attribute
         value = self._use("getattr", (name,))
-        if type(value) is Remote and self._is_made:
+        if type(value) is Remote and self._is_made:  # a method of an object that the tests have made
             vars(value)["_is_asked"] = True
         return value
 
@@ -173,7 +178,7 @@ class Remote:
         try:
             return self._channel.use(do, self._target, args, kwargs)
         except Unsupported as error:
-            if do == "call" and self._is_asked:
+            if do == "call" and self._is_asked:  # any completion would be called like this: the test is to blame
                 raise
             # The completion returned the object, and might have returned plain data, of which this can be asked.
             raise Undecided(str(error)) from error
@@ -199,6 +204,7 @@ def _binary(operation):
             return getattr(test_class, operation)(self, other)  # of the tests
         if self is other and operation == "__eq__":
             return True
+        # `NotImplemented`, here and below: Python asks the other operand next, and then `==` means identity.
         if other is None:
             return NotImplemented
         is_comparison = operation.strip("_") in _COMPARISONS
@@ -210,8 +216,8 @@ def _binary(operation):
                 "attributes, or define the class in setup"
             )
         # No object of the completion is equal to plain data, nor to what a class of the tests compares.
-        is_known = isinstance(other, wire.PLAIN) or (kind.__module__ == "tests" and kind.__eq__ is not object.__eq__)
-        if is_comparison and not is_known:
+        is_of_tests = kind.__module__ == "tests" and kind.__eq__ is not object.__eq__
+        if is_comparison and not (isinstance(other, wire.PLAIN) or is_of_tests):
             raise Undecided(f"a test compares an object of the completion with a {kind.__name__}, unknown here")
         return NotImplemented
 
@@ -245,6 +251,7 @@ def examine():
     job = wire.receive(reader)
     prelude.allow_long_integers()
     tally = test_forms.Tally()
+    # First all that needs no completion: what fails here is the row's fault.
     try:
         prepared = prepare(job["tests"], job["setup"], job["entry_point"], tally)
     except BaseException as error:
@@ -253,7 +260,9 @@ def examine():
     namespace, tests, _ = prepared
     wire.send(writer, {"tests": len(tests)})
     shared = compile(job["setup"], "<setup>", "exec").co_names
-    channel = Channel(os.fdopen(job["read_fd"], "rb"), os.fdopen(job["write_fd"], "wb"), namespace, shared)
+    replies = os.fdopen(job["read_fd"], "rb")
+    requests = os.fdopen(job["write_fd"], "wb")
+    channel = Channel(replies, requests, namespace, shared)
     try:
         for passed in verdicts(channel, job, prepared, tally):
             wire.send(writer, {"passed": passed})
@@ -275,6 +284,7 @@ def verdicts(channel, job, prepared, tally):
             try:
                 namespace[name] = channel.look_up(name)
             except NameError:  # missed when a test uses it
+                # Nor may a stub of the setup, or `gcd` of the prelude, answer for a completion that lacks the name.
                 namespace.pop(name, None)
                 namespace["__builtins__"].pop(name, None)
     except Exception:
@@ -284,6 +294,8 @@ def verdicts(channel, job, prepared, tally):
         return
     yield True
     for index, (preparation, test) in enumerate(tests):
+        # After a hang or a crash the job begins again behind the test at which it happened. What leads to the earlier
+        # tests is run again, as later ones may use it.
         is_due = index >= job["first"]
         tally.start()
         passed = run(preparation, namespace)

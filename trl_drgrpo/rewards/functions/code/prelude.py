@@ -30,11 +30,13 @@ def names():
                 provided[name] = getattr(module, name)
     for module_name in (*names_of_modules, *_BY_NAME_ONLY):  # last, for `datetime.date` and `copy.copy`
         provided[module_name] = importlib.import_module(module_name)
+    # `pow` of `math` refuses the third argument that a solution may give to the built-in one.
     return {name: value for name, value in provided.items() if not hasattr(builtins, name)}
 
 
 def install():
     """Give the names and the limits of those graders to all code of this process."""
+    # As built-in names: the code's own definitions hide them, and they do not show as attributes of its module.
     for name, value in names().items():
         setattr(builtins, name, value)
     sys.setrecursionlimit(_RECURSION_LIMIT)

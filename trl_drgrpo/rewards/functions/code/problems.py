@@ -16,6 +16,7 @@ from typing import Any
 from trl_drgrpo.rewards.functions.code.test_forms import is_near
 
 _PYTHON_LABELS = ("python", "py", "python3")
+# ASCII only: Python would read digits of other scripts, which no expected output has.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _WORD = re.compile(r"[\[\](){},;:]|[^\s\[\](){},;:]+")  # a list's numbers are words, its brackets too
@@ -61,13 +62,14 @@ def fenced_code(completion: str) -> str | None:
     code = None
     block = None
     label = ""
+    # Line by line, in one pass: a pattern over the whole text would be quadratic in the number of fences.
     for line in completion.splitlines(keepends=True):
         text = line.strip()
         if block is None:
             if text.startswith("```"):
                 block = []
-                label = text.lstrip("`").strip().lower().split(" ")[0]
-        elif text.startswith("```") and not text.strip("`"):
+                label = text.lstrip("`").strip().lower().split(" ")[0]  # "```python title=x" has a label, too
+        elif text.startswith("```") and not text.strip("`"):  # a fence with a label, inside a block, is part of it
             if label in _PYTHON_LABELS:
                 code = "".join(block)
             block = None
@@ -92,13 +94,16 @@ def parse_tests(
     Returns:
         [`FunctionTests`], [`ProgramTests`], or `None` if it is none of these, or empty.
     """
-    if not all(value is None or isinstance(value, str) for value in (setup, entry_point)):
-        return None
+    for option in (setup, entry_point):
+        if option is not None and not isinstance(option, str):
+            return None
+    # No source text of tests begins like this, but datasets without nested columns store lists as JSON text.
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
         try:
             tests = json.loads(tests)
         except (ValueError, RecursionError):
             return None
+    # APPS has lists of inputs and outputs, HumanEval one text, MBPP a list of texts, other sets a list of pairs.
     if isinstance(tests, Mapping):
         return _parallel(tests, setup, tolerance)
     if isinstance(tests, str):
@@ -108,7 +113,8 @@ def parse_tests(
     if all(isinstance(test, str) and test.strip() for test in tests):
         return FunctionTests(list(tests), setup or "", entry_point)
     if all(isinstance(test, Mapping) for test in tests):
-        return _programs([(_either(test, "input"), _either(test, "output")) for test in tests], tolerance)
+        pairs = [(_either(test, "input"), _either(test, "output")) for test in tests]
+        return _programs(pairs, tolerance)
     return None
 
 
@@ -129,8 +135,8 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
 
     ```
     """
-    lines = _lines(output)
-    expected_lines = _lines(expected)
+    lines = list(map(str.rstrip, output.rstrip().split("\n")))
+    expected_lines = list(map(str.rstrip, expected.rstrip().split("\n")))
     if lines == expected_lines:
         return True
     if tolerance is None or len(lines) != len(expected_lines):
@@ -146,17 +152,15 @@ def same_output(output: str, expected: str, tolerance: float | None = None) -> b
     return True
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
 def _close(word: str, expected_word: str, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected_word)):
         return False
     value = _number(word)
     expected = _number(expected_word)
     # `1e999` is infinite as a float, and so is every other number that is too large.
-    return math.inf not in (abs(value), abs(expected)) and is_near(value, expected, tolerance)
+    if math.inf in (abs(value), abs(expected)):
+        return False
+    return is_near(value, expected, tolerance)
 
 
 def _number(word: str) -> int | float:
@@ -169,24 +173,28 @@ def _parallel(tests: Mapping[str, Any], setup: str | None, tolerance: float | No
     inputs = _either(tests, "input")
     outputs = _either(tests, "output")
     name = tests.get("fn_name")
-    if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str):
-        return None
-    if isinstance(outputs, str) or len(inputs) != len(outputs) or not inputs:
+    for column in (inputs, outputs):
+        if not isinstance(column, Sequence) or isinstance(column, str):
+            return None
+    if len(inputs) != len(outputs) or not inputs:
         return None
     if name is None:
         return _programs(list(zip(inputs, outputs, strict=True)), tolerance)
     # The name becomes source text, so it must be no more than a name.
-    if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(args, list) for args in inputs):
+    if not isinstance(name, str) or not name.isidentifier():
+        return None
+    if not all(isinstance(args, list) for args in inputs):
         return None
     calls = []
     for args, expected in zip(inputs, outputs, strict=True):
-        calls.append(_ONE_CALL.format(name=name, values=json.dumps([args, expected]), tolerance=tolerance))
+        values = json.dumps([args, expected])
+        calls.append(_ONE_CALL.format(name=name, values=values, tolerance=tolerance))
     return FunctionTests(calls, setup or "", name)
 
 
 def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> ProgramTests | None:
     cases = []
-    for case in pairs:
+    for case in pairs:  # one that is no text makes the row unscorable, not the case
         stdin, stdout = map(_text, case)
         if stdin is None or stdout is None:
             return None
@@ -195,11 +203,11 @@ def _programs(pairs: Sequence[tuple[Any, Any]], tolerance: float | None) -> Prog
 
 
 def _text(value: object) -> str | None:
-    """Some sets store lines."""
+    """Return an input or output as one text; some sets store a list of lines. `None` for anything else."""
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     return value if isinstance(value, str) else None
 
 
 def _either(row: Mapping[str, Any], name: str) -> Any:
-    return row.get(name, row.get(name + "s"))
+    return row.get(name, row.get(name + "s"))  # `input` or `inputs`

@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, RewardError, UnscorableError
 from trl_drgrpo.common.ranges import Range, finite_number, whole
 from trl_drgrpo.rewards.columns import LogMetric
-from trl_drgrpo.rewards.contract import OnError, available_workers, check_column
+from trl_drgrpo.rewards.contract import OnError, Rewards, available_workers, check_column
 from trl_drgrpo.rewards.functions.code.problems import (
     FunctionTests,
     ProgramTests,
@@ -83,7 +83,9 @@ def run_function_tests(
     job = {"code": code, "tests": tests.tests, "setup": tests.setup, "entry_point": tests.entry_point}
     spent = 0.0
     passed = []
-    expected = 1
+    expected = 1  # until the examiner says how many tests there are
+    # A round ends with the last test, or with one that hangs or ends a process. That one has failed, and the next
+    # round goes on behind it with fresh processes.
     while len(passed) < expected and spent < clock.in_all and not (stop_at_first and False in passed):
         start = {"first": len(passed), "stop_at_first": stop_at_first}
         with _examiner(sandbox, job | start, clock.in_all) as examiner:
@@ -91,6 +93,7 @@ def run_function_tests(
             if message is None:
                 raise BrokenTests("their setup does not end, or ends the process")
             expected = message["tests"]
+            # The clock starts here: neither the sandbox nor the tests' own setup is the completion's doing.
             started = time.monotonic()
             clock_left = Clock(clock.per_test, clock.in_all - spent)
             verdicts = list(_verdicts(examiner, clock_left, expected - len(passed), stop_at_first))
@@ -104,7 +107,7 @@ def run_function_tests(
 def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock, stop_at_first: bool) -> list[bool]:
     """Run a program on each input; arguments, result and errors as in [`run_function_tests`]. One that raises, or
     writes much more than is expected, has not passed."""
-    source = code.encode("utf-8", "replace")
+    source = code.encode("utf-8", "replace")  # lone surrogates, which a tokenizer may produce, have no bytes
     passed = []
     spent = 0.0
     for stdin, expected in tests.cases:
@@ -113,6 +116,7 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
         started = time.monotonic()
         seconds = min(clock.per_test, clock.in_all - spent)
         side = sources_of("prelude", "candidate")
+        # The code and its input share one file. An argument of the command line would be limited to 128 KiB.
         input_bytes = b"%d\n" % len(source) + source + stdin.encode("utf-8", "replace")
         with sandbox.start(side, "run_script", seconds=seconds, stdin=input_bytes) as running:
             running.wait_ready()
@@ -129,6 +133,7 @@ def run_programs(sandbox: Sandbox, code: str, tests: ProgramTests, clock: Clock,
 @contextlib.contextmanager
 def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator[Running]:
     """An examiner at work, with the completion's process at its other end."""
+    # Two pipes between the sandboxes, and none from the completion to here: only the examiner's verdicts are read.
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
     job_line = json.dumps(job | {"read_fd": replies_out, "write_fd": requests_in}).encode() + b"\n"
@@ -143,6 +148,7 @@ def _examiner(sandbox: Sandbox, job: dict[str, Any], seconds: float) -> Iterator
             ends_of_examiner = (replies_out, requests_in)
             started = sandbox.start(side, "examine", seconds=seconds, stdin=job_line, pass_fds=ends_of_examiner)
             examiner = stack.enter_context(started)
+        # Both were started before either is waited for, so that they set up side by side.
         candidate.wait_ready()
         examiner.wait_ready()
         yield examiner
@@ -171,6 +177,7 @@ def _message(examiner: Running, deadline: float) -> dict[str, Any] | None:
     if "broken" in message:
         raise BrokenTests(message["broken"])
     if "undecided" in message:
+        # No `UnscorableError`: the completion chose what to return, and must not get out of its test that way.
         remedy = "Compare attributes, or define the class in setup."
         raise RewardError("code_reward", message["undecided"], "results that can be compared", remedy)
     return message
@@ -282,6 +289,7 @@ class CodeReward(SampleReward):
         elif self.setup:
             setup = columns[self.setup]
         entry_point = columns[self.entry_point] if self.entry_point else None
+        # Before the code is looked at: a row without tests is unscorable whatever was written.
         tests = parse_tests(columns[self.tests], setup, entry_point, self.tolerance)
         if tests is None:
             raise BrokenTests(f"the column {self.tests!r} holds no tests of a known form")
@@ -292,13 +300,14 @@ class CodeReward(SampleReward):
             code = completion
         if len(code) > _MAX_CODE:
             return 0.0
+        # All or nothing is decided by the first failure; a share needs all tests.
         run: Any = run_programs if isinstance(tests, ProgramTests) else run_function_tests
         passed = run(self.sandbox, code, tests, self.clock, not self.partial)
         if self.partial:
             return sum(passed) / len(passed)
         return float(all(passed))
 
-    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Any], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
         self.check()
         return super().__call__(completions, log_metric, **kwargs)
 

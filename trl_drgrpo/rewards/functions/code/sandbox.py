@@ -78,7 +78,7 @@ class Running:
 
     def exit_code(self, deadline: float) -> int | None:
         """Exit status of the program; `None` if it still ran at the deadline (`time.monotonic()`) or was killed."""
-        # It is not waited for until everything of its group has been killed: the group's id stays its own so long.
+        # WNOWAIT leaves it uncollected: until its whole group has been killed, the group's id must stay its own.
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         pause = 0.0005  # most programs end with their output, so the first looks are close together
         while True:
@@ -104,9 +104,11 @@ def _read_chunk(stream: IO[bytes], deadline: float) -> bytes | None:
 @contextlib.contextmanager
 def _file_of(data: bytes) -> Iterator[int]:
     """Descriptor of a file without a name with this in it, which can be read from its start and not be written to."""
+    # A file and not a pipe, whose writer would wait for a program that never reads its input.
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
+        # Opened again by its name: the descriptor of the temporary file could be written to.
         descriptor = os.open(file.name, os.O_RDONLY)
     try:
         yield descriptor
@@ -144,16 +146,16 @@ import json, os, socket
 
 def probe():
     """Things within reach: each entry that is not empty is a hole."""
-    found = {"environment": sorted(set(os.environ) - set(ALLOWED)), "proc": os.path.exists("/proc/1")}
-    found["files"] = [place for place in HIDDEN if os.path.lexists(place)][:3]
-    found["root"] = os.access("/", os.W_OK) or os.geteuid() == 0
+    reached = {"environment": sorted(set(os.environ) - set(ALLOWED)), "proc": os.path.exists("/proc/1")}
+    reached["files"] = [place for place in HIDDEN if os.path.lexists(place)][:3]
+    reached["root"] = os.access("/", os.W_OK) or os.geteuid() == 0
     for name, action in (("fork", lambda: os.fork() or os._exit(0)), ("network", socket.socket)):
         try:
-            found[name] = bool(action())
+            reached[name] = bool(action())
         except OSError:
-            found[name] = False
+            reached[name] = False
     open("/tmp/probe", "w").write("x")
-    print(json.dumps(found))
+    print(json.dumps(reached))
 '''
 
 
@@ -223,23 +225,11 @@ class Sandbox:
         caller's, see [`Running.read`]. `stdin`: what it can read, or a file descriptor. `stdout`: a file descriptor,
         or a pipe to this process; `pass_fds`: further ones that stay open.
         """
-        uid = None
-        threads = None
-        if self.kind == "bwrap":
-            if _is_host_root():  # the kernel exempts root from the limit of processes, so another user per sandbox
-                uid = 1_900_000_000 + secrets.randbelow(100_000_000)
-            # Older kernels count per user id on the whole machine: the limit would refuse for others' processes.
-            if uid or _kernel() >= (5, 14):
-                threads = self.threads
-        limits = {
-            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
-            "file": self.disk_mb << 20,
-            "cpu": math.ceil(seconds) + 1,
-            "threads": threads,
-            "uid": uid,
-        }
+        # `wire` comes first, as the other modules import it.
         modules = [*sources_of("wire").items(), *sources.items()]
-        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *map(json.dumps, (limits, modules, entry))]
+        arguments = map(json.dumps, (self._limits(seconds), modules, entry))
+        # -I: neither PYTHON* variables nor the current directory decide what is imported. -B: no caches are written.
+        command = [self._python(), "-I", "-B", "-c", _BOOTSTRAP, *arguments]
         with contextlib.ExitStack() as stack:
             stdin_file = stack.enter_context(_file_of(stdin)) if isinstance(stdin, bytes) else stdin
             environment = {}
@@ -251,8 +241,10 @@ class Sandbox:
                 rules = stack.enter_context(_file_of(seccomp.filter_program(seccomp.machine())))
                 # bubblewrap limits the bytes of a /tmp, but not its number of files: see `_room`.
                 room = _room(_bwrap(), self.disk_mb << 20)
-                private_tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
-                walls = _walls(self._python(), ["--bind", _ROOM, "/tmp"] if room else private_tmp)
+                tmp = ["--bind", _ROOM, "/tmp"]
+                if not room:
+                    tmp = ["--perms", "1777", "--size", str(self.disk_mb << 20), "--tmpfs", "/tmp"]
+                walls = _walls(self._python(), tmp)
                 command = [*room, _bwrap(), "--seccomp", str(rules), *walls, *command]
                 pass_fds = [*pass_fds, rules]
             process = subprocess.Popen(
@@ -270,19 +262,43 @@ class Sandbox:
             stack.callback(_kill_group, process)
             yield Running(process)
 
+    def _limits(self, seconds: float) -> dict[str, int | None]:
+        """Return the limits that [`wire.confine`] sets inside."""
+        uid = None
+        threads = None
+        if self.kind == "bwrap":
+            if _is_host_root():
+                # The kernel exempts root from the limit of processes, so each sandbox gets a user of its own. The id
+                # is random: two sandboxes of one user would count each other's threads.
+                uid = 1_900_000_000 + secrets.randbelow(100_000_000)
+            # Older kernels count per user id on the whole machine: the limit would refuse for others' processes.
+            if uid or _kernel() >= (5, 14):
+                threads = self.threads
+        return {
+            "memory": self.memory_mb << 20,  # of the one process: the filter lets it fork no other
+            "file": self.disk_mb << 20,
+            "cpu": math.ceil(seconds) + 1,  # the kernel counts whole seconds
+            "threads": threads,
+            "uid": uid,
+        }
+
     def _python(self) -> str:
         if self.python is not None:
             return os.path.abspath(self.python)
+        # In an environment `sys.executable` would show all installed packages; the base has the standard library.
         return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.lru_cache
 def sources_of(*names: str) -> dict[str, str]:
     """Sources of modules of this folder, for the inside."""
-    return {name: (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names}
+    sources = {}
+    for name in names:
+        sources[name] = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    return sources
 
 
-@functools.lru_cache
+@functools.lru_cache  # the reward asks with every call
 def _check_walls(sandbox: Sandbox) -> None:
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(sandbox._python()))
     hidden = []
@@ -343,12 +359,14 @@ def _room(bwrap: str, disk_bytes: int) -> tuple[str, ...]:
     which bubblewrap itself cannot limit. Empty, with a warning, where that cannot be had."""
     unshare = shutil.which("unshare")
     mount = shutil.which("mount")
+    # Mounting takes root, or a user namespace in which this user counts as root.
     own_user = () if _is_host_root() else ("--user", "--map-root-user")
     options = f"size={disk_bytes},nr_inodes={_FILES},mode=1777"
     script = f'"{mount}" -t tmpfs -o {options} tmpfs {_ROOM} && exec "$@"'
     room = (str(unshare), "--mount", *own_user, "/bin/sh", "-c", script, "sh")
+    # Tried with bubblewrap in it, as `_walls` will use it: some systems allow one user namespace and no second inside.
     attempt = [*room, bwrap, "--ro-bind", "/", "/", "--bind", _ROOM, "/tmp"]
-    if own_user:  # tried as it will be used, see `_walls`
+    if own_user:
         attempt.append("--unshare-user")
     attempt += ["/bin/sh", "-c", ":"]
     if unshare and mount and subprocess.run(attempt, capture_output=True).returncode == 0:
@@ -361,6 +379,7 @@ def _walls(python: str, tmp: Sequence[str]) -> list[str]:
     """Arguments of bubblewrap, `tmp` those that make its /tmp; the order counts, and the root is closed for writing
     last."""
     options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    # A killed trainer leaves no sandbox behind. A session of its own has no terminal to type commands into.
     options += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--clearenv"]
     if _is_host_root():  # to become another user, whose limits the kernel enforces, once inside
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -368,28 +387,36 @@ def _walls(python: str, tmp: Sequence[str]) -> list[str]:
         options += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     for name, value in ENVIRONMENT.items():
         options += ["--setenv", name, value]
+    # Only what an interpreter needs is there: no /proc, no /home, of /etc one file, of /dev four devices.
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(python))
     devices = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
     options += tmp
-    folders = {str(parent) for place in (*shown, *devices) for parent in Path(place).parents}
+    folders = set()
+    for place in (*shown, *devices):
+        folders |= {*map(str, Path(place).parents)}
     for folder in sorted(folders - {"/", "/tmp"}):
         options += ["--perms", "0755", "--dir", folder]  # else bubblewrap makes them for its own user alone
     for place in shown:
         options += ["--ro-bind-try", place, place]
     for device in devices:
         options += ["--dev-bind", device, device]
+    # Shared memory takes from the limited disk, too.
     return [*options, "--symlink", "/tmp", "/dev/shm", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 @functools.lru_cache
 def _interpreter_files(python: str) -> tuple[str, ...]:
     """The interpreter, its libraries, and, where it is that of an environment, what is installed there."""
+    # Asked of that interpreter, which need not be the one that runs here.
     ask = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix]))"
     answer = subprocess.run([python, "-I", "-c", ask], capture_output=True, check=True, env={}, timeout=60)
     prefix, base_prefix = json.loads(answer.stdout)
     places = [python]
-    while os.path.islink(places[-1]) and len(places) < 10:  # bin/python of an environment is a link to the base
-        places.append(os.path.join(os.path.dirname(places[-1]), os.readlink(places[-1])))
+    # bin/python of an environment is a link to the base, often through further links. Each must be there inside; ten
+    # are enough, and a circle of links ends, too.
+    while os.path.islink(places[-1]) and len(places) < 10:
+        link = places[-1]
+        places.append(os.path.join(os.path.dirname(link), os.readlink(link)))
     places += [os.path.realpath(python), f"{base_prefix}/lib", f"{base_prefix}/lib64"]
     if prefix != base_prefix:
         places += [f"{prefix}/lib", f"{prefix}/lib64", f"{prefix}/pyvenv.cfg"]
@@ -409,4 +436,5 @@ def _is_host_root() -> bool:
 @functools.lru_cache
 def _kernel() -> tuple[int, ...]:
     """Major and minor number of the running kernel."""
-    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())
+    version = os.uname().release.split("-")[0]  # 6.8.0-45-generic
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

@@ -72,7 +72,7 @@ def filter_program(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         program += _refuse(_JUMP_GREATER_EQUAL, _X32, errno.EPERM)
-    # glibc falls back to clone, whose flags a filter can read.
+    # clone3 has its flags in memory, which a filter cannot read. Told that there is none, glibc falls back to clone.
     program += _refuse(_JUMP_EQUAL, _CLONE3, errno.ENOSYS)
     for calls in _DENIED.values():
         for call in calls.split(", "):
@@ -81,6 +81,8 @@ def filter_program(machine: str) -> bytes:
                 program += _refuse(_JUMP_EQUAL, int(number), errno.EPERM)
     for number in _DENIED_EVERYWHERE:
         program += _refuse(_JUMP_EQUAL, number, errno.EPERM)
+    # Last, because it loads another word than the number: clone makes threads, and nothing else. Jumps count the
+    # instructions that they skip.
     program += [
         _instruction(_JUMP_EQUAL, clone, 0, 3),
         _instruction(_LOAD, _AT_FIRST_ARGUMENT),

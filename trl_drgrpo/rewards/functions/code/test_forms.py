@@ -24,7 +24,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 _NUMBERS = (int, float, Decimal, Fraction)
-MARKS = {"__checked__", "__noted__"}
+MARKS = {"__checked__", "__noted__"}  # the names that a counted tree calls: it tests something if it reaches one
+# `assert (f(1) == 1, "message")` and the like hold whatever is in them.
 _ALWAYS_TRUE = (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Lambda, ast.GeneratorExp, ast.JoinedStr)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -34,7 +35,7 @@ class Tally:
     """Counts the checks of one test while it runs."""
 
     def __init__(self):
-        # That the trees of `counted` and the tests of `problems` call.
+        # Functions that the trees of `counted` and the tests of `problems` call.
         self.names = {"__checked__": self.checked, "__noted__": self.noted, "__same__": same_value}
         self.start()
 
@@ -70,9 +71,11 @@ def same_value(value, due, tolerance=None):
             return False
         return all(same_value(value[key], due[key], tolerance) for key in due)
     for number in (value, due):
-        if isinstance(number, bool) or not isinstance(number, _NUMBERS):
+        if isinstance(number, bool) or not isinstance(number, _NUMBERS):  # True is no 0.9999999
             return False
-    return (value != value and due != due) or is_near(value, due, tolerance)
+    if value != value and due != due:  # both are NaN
+        return True
+    return is_near(value, due, tolerance)
 
 
 def is_near(number, due, tolerance):
@@ -83,7 +86,8 @@ def is_near(number, due, tolerance):
     """
     if not isinstance(number, int):
         number = float(number)
-    if tolerance is None or ((isinstance(number, int) or isinstance(due, int)) and number % 1 == due % 1 == 0):
+    are_whole = number % 1 == due % 1 == 0
+    if tolerance is None or (are_whole and (isinstance(number, int) or isinstance(due, int))):
         return number == due
     try:
         return math.isclose(number, due, rel_tol=tolerance, abs_tol=tolerance)
@@ -99,6 +103,7 @@ def counted(source):
 
 
 def _counted(nodes, is_final):
+    # `is_final`: whether a failed assert fails its test even if the text goes on.
     counted_nodes = []
     for node in nodes:
         if isinstance(node, ast.Assert):
@@ -128,8 +133,9 @@ def _counted(nodes, is_final):
 def _count_assert(node, is_final):
     if isinstance(node.test, _ALWAYS_TRUE):
         raise ValueError(f"an assert that is always true: {ast.unparse(node)[:200]}")
-    if isinstance(node.msg, ast.Constant) and not isinstance(node.msg.value, str):
+    if isinstance(node.msg, ast.Constant) and not isinstance(node.msg.value, str):  # assert f(1), 1
         raise ValueError(f"an assert with a value in place of its message: {ast.unparse(node)[:200]}")
+    # HumanEval's `assert True, "This prints if ..."` checks nothing and is not counted.
     if not isinstance(node.test, ast.Constant) or not node.test.value:
         node.test = _call("__checked__", node.test, ast.Constant(is_final))
 
@@ -148,7 +154,9 @@ def called(node, kind=(ast.Name, ast.Attribute)):
 def _fails(nodes):
     """Tell whether there is a statement that says: getting here is a failure."""
     for check in _checks(nodes):
-        if isinstance(check, ast.Raise) or (isinstance(check.test, ast.Constant) and not check.test.value):
+        if isinstance(check, ast.Raise):
+            return True
+        if isinstance(check.test, ast.Constant) and not check.test.value:  # assert False
             return True
     return False
 
@@ -156,11 +164,14 @@ def _fails(nodes):
 def _checks(nodes):
     checks = []
     for node in nodes:
-        checks += [inner for inner in ast.walk(node) if isinstance(inner, (ast.Assert, ast.Raise))]
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Assert, ast.Raise)):
+                checks.append(inner)
     return checks
 
 
 _TAKE_FUNCTIONS = ("check", "map", "filter")
+_NOT_RUN_BY_A_CALL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def split_tests(trees, setup, entry_point, is_text):
@@ -185,7 +196,7 @@ def split_tests(trees, setup, entry_point, is_text):
             if _is_test(node, defined):
                 parts.append((before, [node]))
                 before = []
-            else:
+            else:  # a definition or an assignment, which leads to the next test
                 before.append(node)
         if not parts:
             raise ValueError("no test found: an assert, a function test_..., or check(candidate) with an entry point")
@@ -226,14 +237,16 @@ def _calls_of_tests(body, defined, entry_point):
             statements.append(node)
         elif any(name.startswith("test") for name in functions_of(node)):
             raise ValueError(f"a class of tests, {node.name}: only functions are run")
-    run = reached(statements, defined)
+    run = reached(statements, defined)  # what the text calls by itself is not called a second time
     expression = ast.parse(entry_point or "None", mode="eval").body
     count = len(expression.elts) if isinstance(expression, ast.Tuple) else 1  # `encode, decode` are two
+    # HumanEval's `check(candidate)` gets a call, and what pytest would run, if it has no arguments left to fill in.
     called_here = []
     calls = []
     for node in functions:
         args = node.args
-        required = len(args.posonlyargs) + len(args.args) - len(args.defaults) + args.kw_defaults.count(None)
+        required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
+        required += args.kw_defaults.count(None)  # `None` stands for no default here
         is_check = node.name == "check" and entry_point and required == count
         is_test = node.name.startswith("test") and not required
         if (is_check or is_test) and node.name not in run and MARKS & reached([node], defined):
@@ -241,6 +254,7 @@ def _calls_of_tests(body, defined, entry_point):
             argument = entry_point if is_check else ""
             calls += ast.parse(f"{node.name}({argument})").body
     run |= reached(called_here, defined) | {node.name for node in called_here}
+    # A function that looks like a test and is left over would pass any code.
     for node in functions:
         if not node.name.startswith("test") and node.name != "check":
             continue
@@ -248,8 +262,9 @@ def _calls_of_tests(body, defined, entry_point):
             raise ValueError(f"{node.name} is never called, as its arguments are unknown, or it asserts nothing")
         code = compile(ast.Module(body=[node], type_ignores=[]), "<tests>", "exec")
         # The compiler knows a generator by its `yield`, wherever that stands.
-        code_of_check = next(inner for inner in code.co_consts if inspect.iscode(inner) and inner.co_name == node.name)
-        if code_of_check.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        codes = filter(inspect.iscode, code.co_consts)
+        code_of_check = next(inner for inner in codes if inner.co_name == node.name)
+        if code_of_check.co_flags & _NOT_RUN_BY_A_CALL:
             raise ValueError(f"{node.name} is a generator or a coroutine: calling it does not run it")
     return calls
 
@@ -258,7 +273,7 @@ def reached(nodes, defined):
     """Names called in the nodes, and in the functions that those call."""
     names = set()
     unvisited = list(nodes)
-    while unvisited:
+    while unvisited:  # not recursive: a chain of functions may be as long as the text
         calls = used(unvisited.pop())[0]
         for name in calls - names:  # each name once: functions may call each other in a circle
             if name in defined:
@@ -270,6 +285,7 @@ def reached(nodes, defined):
 @functools.cache
 def used(node):
     """Names called, names passed on as functions, and names imported from the completion (`*`: all of them)."""
+    # `map(f, [1])` calls `f` without a call of it in the text, so arguments of such functions count as passed.
     called_names = set()
     passed = set()
     imported = set()
@@ -297,6 +313,7 @@ def _check_imports(nodes):
             modules.append(node.module or "")
         elif isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
+        # Told now: when it is run, an import that fails would look like a failure of the completion.
         for module in modules:
             root = module.partition(".")[0]
             if root != "solution" and (not root or importlib.util.find_spec(root) is None):
@@ -335,21 +352,25 @@ def names_to_ask(split, namespace, entry_point, setup):
         names_of_tests |= assigned
         passed |= used(node)[1]
         imported |= used(node)[2]
+    # `candidates`: what the completion may define. Each further name would let it help to judge itself.
     if entry_point:  # `Solution().twoSum` is one, too, and `encode, decode` are two
         names = ast.walk(ast.parse(entry_point, mode="eval"))
-        names_read = {node.id for node in names if isinstance(node, ast.Name)}
+        candidates = {node.id for node in names if isinstance(node, ast.Name)}
     elif imported - {"*"}:  # the tests say themselves what they test
-        names_read = set()
+        candidates = set()
     else:
-        names_read = (reached(nodes, helpers) | passed) - _LIBRARY
+        candidates = (reached(nodes, helpers) | passed) - _LIBRARY
     names_asked = []
     for name in names_used:
-        if name in names_of_tests or (name in namespace and not (entry_point and name in names_read)):
+        if name in names_of_tests:
             continue
-        if name in names_read or name == "Solution":
+        if name in namespace and not (entry_point and name in candidates):  # an entry point may be a stub of the setup
+            continue
+        if name in candidates or name == "Solution":
             names_asked.append(name)
         elif name in _COMMON_MODULES:
             namespace[name] = __import__(name)
+        # What is left is nobody's: a missing import, or a helper that the set forgot.
         elif not hasattr(builtins, name) and not name.startswith("__"):
             raise ValueError(
                 f"the tests use {name!r}, which is neither defined nor what they test: define it in the "
@@ -369,6 +390,7 @@ def _check_told_apart(statements, asked):
     Statements belong together where one reads what another made. What has nothing in common does not matter to each
     other: `assert add(1, 2) == 3` and `assert sub(3, 2) == 1` are sure to test `add` and `sub`.
     """
+    # Names that functions read have one version, as nobody knows when they are called.
     read_later = set()
     carriers = set()
     for node, _, later, assigned in statements:
@@ -377,6 +399,7 @@ def _check_told_apart(statements, asked):
             carriers |= assigned
     versions = collections.Counter()
     groups = []  # of (variables, names asked for)
+    # A variable is a name and its version: `r = f(1); assert r; r = g(1); assert r` are two groups.
     for node, read, _, assigned in statements:
         variables = {(name, versions[name]) for name in read}
         if isinstance(node, ast.Assign):  # `result = ...` again is another variable, unless a function may read either
@@ -406,15 +429,17 @@ def _check_told_apart(statements, asked):
 def _globals_of(node, helpers, namespace):
     """Global names that a statement reads, in order, also those that functions of the setup read for it; those of them
     that a function reads, at a time of its own; and names that the statement makes."""
-    called_helpers = [namespace.get(name) for name in reached([node], helpers) & set(helpers)]
     codes = [compile(ast.Module([node], []), "<tests>", "exec")]
-    codes += [helper.__code__ for helper in called_helpers if inspect.isfunction(helper)]
-    read = {}
+    for name in reached([node], helpers) & set(helpers):
+        helper = namespace.get(name)
+        if inspect.isfunction(helper):
+            codes.append(helper.__code__)
+    read = {}  # in order
     later = set()
     assigned = set()
     for code in codes:  # the compiler knows best what is local to a function or a comprehension
         is_module = code.co_name == "<module>"
-        is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED
+        is_class = not is_module and not code.co_flags & inspect.CO_OPTIMIZED  # only functions have it
         class_names = set()
         for step in dis.get_instructions(code):
             if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and is_module):

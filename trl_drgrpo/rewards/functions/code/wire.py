@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 MAX_LINE = 1 << 24  # bytes of one message
@@ -25,7 +26,7 @@ def confine(limits):
     """Set the limits, first of all in the sandbox, in the interpreter that will run the untrusted code; hard limits
     cannot be raised again from there. `limits`: a dict with `memory`, `file` (bytes), `cpu` (seconds), `threads` (or
     None), `uid` (or None). What is typed to standard error is the sandbox's own complaint, up to "ready"."""
-    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CORE, 0)  # a crash leaves no dump of the memory
     _limit(resource.RLIMIT_CPU, limits["cpu"])
     _limit(resource.RLIMIT_FSIZE, limits["file"])
     _limit(resource.RLIMIT_NOFILE, 64)
@@ -35,6 +36,7 @@ def confine(limits):
         _limit(resource.RLIMIT_NPROC, limits["threads"])
     if limits["uid"] is not None:
         _become(limits["uid"])
+    # The trainer waits for this line, and reads nothing behind it: what the code writes to standard error is dropped.
     os.write(2, b"ready\n")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
@@ -42,6 +44,7 @@ def confine(limits):
 
 
 def _limit(which, value):
+    # Not above a limit that this process came with: that would be refused with an error.
     _, hard = resource.getrlimit(which)
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
@@ -51,29 +54,31 @@ def _limit(which, value):
 def _become(uid):
     try:
         os.setgroups([])
-        os.setresgid(uid, uid, uid)
+        os.setresgid(uid, uid, uid)  # groups first: without the old user id there is no right to change them
         os.setresuid(uid, uid, uid)
     except OSError:  # a container that maps only the usual ids
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
 
 
-# By tag: a type, the parts of its values (by the base class, overridden methods unheard), and back.
+# By tag: a type, the parts of its values, and the way back. Methods are those of the base class: those of a subclass
+# are the completion's. `encode` tries the types in this order.
 _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[..., Any]]] = {
+    # In hexadecimal, which has no limit of digits, unlike decimal text in Python.
     "int": (int, lambda value: [hex(int.__index__(value))], lambda text: int(text, 16)),
     "bytes": (bytes, lambda value: [bytes.hex(value)], bytes.fromhex),
     "bytearray": (bytearray, lambda value: [bytearray.hex(value)], bytearray.fromhex),
     "Decimal": (Decimal, lambda value: [Decimal.__str__(value)], Decimal),
-    "complex": (complex, lambda value: [value.real, value.imag], complex),
-    "Fraction": (Fraction, lambda value: [value.numerator, value.denominator], Fraction),
-    "range": (range, lambda value: [value.start, value.stop, value.step], range),
-    "slice": (slice, lambda value: [value.start, value.stop, value.step], slice),
+    "complex": (complex, attrgetter("real", "imag"), complex),
+    "Fraction": (Fraction, attrgetter("numerator", "denominator"), Fraction),
+    "range": (range, attrgetter("start", "stop", "step"), range),
+    "slice": (slice, attrgetter("start", "stop", "step"), slice),
     # datetime before date, which is its base class
     "datetime": (datetime, lambda value: [datetime.isoformat(value)], datetime.fromisoformat),
     "date": (date, lambda value: [date.isoformat(value)], date.fromisoformat),
     "time": (time, lambda value: [time.isoformat(value)], time.fromisoformat),
-    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], timedelta),
-    "dict": (
+    "timedelta": (timedelta, attrgetter("days", "seconds", "microseconds"), timedelta),
+    "dict": (  # keys and values in turn: keys of JSON are texts only
         dict,
         lambda value: [part for item in dict.items(value) for part in item],
         lambda *parts: dict(zip(parts[::2], parts[1::2], strict=True)),
@@ -88,7 +93,7 @@ PLAIN = (bool, float, str, list, *(kind for kind, _, _ in _KINDS.values()))
 
 def encode(value: Any, other):
     """A value in the form of JSON; `other(value)` gives the form of what is not plain data."""
-    exact: Any = type(value)
+    exact: Any = type(value)  # not `value.__class__`, which an object may claim to be anything
     if value is None or exact is bool or (exact is int and abs(value) < 1 << 53):  # exact as a float, too
         return value
     # From here on by the methods of the base class: a subclass of the completion's may have overridden them.
@@ -103,6 +108,7 @@ def encode(value: Any, other):
     for tag, (kind, parts_of, _) in _KINDS.items():
         if isinstance(value, kind):
             return {tag: [encode(part, other) for part in parts_of(value)]}
+    # A scalar of numpy is the number that it holds; an array stays an object.
     if exact.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return encode(value.item(), other)
     return other(value)
@@ -128,6 +134,8 @@ def decode(form, other):
 
 def own_streams():
     """Return standard input and output, which nobody else in this process can use from now on."""
+    # `input()` and prints of the tested code find an empty file. The duplicates cannot be hidden from it, but whatever
+    # it writes there is read as a reply of the completion, which decides nothing.
     reader = os.fdopen(os.dup(0), "rb")
     writer = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
@@ -211,6 +219,7 @@ def raised(error):
 def exception_of(message):
     """The built-in exception nearest to the one raised there; `RuntimeError` for `SystemExit` and its kind."""
     for name in message["raised"]:
+        # By name among the built-in ones only: the message is the completion's, and may name anything.
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
             try:

@@ -86,8 +86,9 @@ class Endpoint:
     def __post_init__(self):
         try:
             url = urlsplit(self.base_url)
-            is_plain = url.scheme in ("http", "https") and bool(url.hostname) and not (url.query or url.fragment)
-            is_plain = is_plain and url.username is None and url.password is None and url.port != 0
+            has_user = url.username is not None or url.password is not None
+            is_plain = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+            is_plain = is_plain and not (has_user or url.query or url.fragment)
         except (AttributeError, TypeError, ValueError):
             is_plain = False
         if not is_plain:  # not quoted: there may be a password in it
@@ -139,7 +140,7 @@ class Session:
         self.resume_at = 0.0
         self.num_retries = 0
         self.http = import_http()
-        # `identity`: a compressed body could unpack to any size.
+        # `identity`: a compressed body could unpack to any size. The key goes into the client's headers alone.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -168,7 +169,7 @@ class Session:
         try:
             choice = data["choices"][0]
             text = completion_text([choice["message"]])
-        except (AttributeError, IndexError, KeyError, TypeError):
+        except (AttributeError, IndexError, KeyError, TypeError):  # JSON, but not of this form
             raise Unanswered(f"a reply without a message: {self._quoted(json.dumps(data))}") from None
         usage = data.get("usage")
         prompt_tokens = _count(usage, "prompt_tokens")
@@ -178,13 +179,14 @@ class Session:
     async def post(self, route: str, body: dict[str, Any]) -> Any:
         """Return the JSON that the endpoint answers to a body sent to one of its routes; raises as `ask` does."""
         content = json.dumps(body).encode()
+        # A request keeps its slot while it pauses: a busy server gets fewer requests, not others instead.
         async with self.slots:
             for attempt in itertools.count():
                 await asyncio.sleep(max(0.0, self.resume_at - time.monotonic()))
                 try:
                     return await self._attempt(route, content)
                 except RequestFailed as failed:
-                    if failed.wait is None:
+                    if failed.wait is None:  # to ask again would not help
                         raise
                     if attempt == self.endpoint.retries:
                         raise type(failed)(f"{failed}, {attempt + 1} times") from None
@@ -203,6 +205,7 @@ class Session:
         url = f"{self.endpoint.base_url.rstrip('/')}/{route}"
         body = bytearray()
         try:
+            # Around all of it: the client's own time limit is for each read, so a byte a second would never end.
             async with asyncio.timeout(self.endpoint.timeout):
                 async with self.client.stream("POST", url, content=content) as response:
                     async for chunk in response.aiter_bytes():
@@ -217,7 +220,7 @@ class Session:
                 cause = f"no whole reply within {self.endpoint.timeout:g} s"
             raise Unanswered(cause, 0.0) from None
         status = response.status_code
-        reason = f"HTTP {response.status_code} ({self._quoted(body)})"
+        reason = f"HTTP {status} ({self._quoted(body)})"
         if status in _RETRIED or status >= 500:
             kind = RequestFailed if status in _BUSY else Unanswered
             raise kind(reason, _retry_after(response.headers.get("retry-after")))
@@ -232,12 +235,13 @@ class Session:
 
     def _quoted(self, answer: str | bytes | bytearray) -> str:
         text = answer if isinstance(answer, str) else answer.decode(errors="replace")
-        if self.key:  # a server may quote the request's headers
+        if self.key:  # a server may quote the request's headers; before the cut, which could leave half a key
             text = text.replace(self.key, "***")
         return one_line(text, 200)
 
 
 def _count(usage: object, key: str) -> int:
+    # Servers leave `usage` out, or send null: a cost that is not told counts as 0.
     value = usage.get(key) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value >= 0 else 0
 

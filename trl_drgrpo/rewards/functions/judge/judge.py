@@ -26,8 +26,8 @@ from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside
-from trl_drgrpo.rewards.columns import LogExtra, LogMetric, signature_of
-from trl_drgrpo.rewards.contract import OnError, check_on_error
+from trl_drgrpo.rewards.columns import Keywords, LogExtra, LogMetric, signature_of
+from trl_drgrpo.rewards.contract import OnError, Rewards, check_on_error
 from trl_drgrpo.rewards.functions.judge.chat_client import (
     Endpoint,
     EndpointRefused,
@@ -40,6 +40,7 @@ from trl_drgrpo.rewards.functions.judge.chat_client import (
 from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.texts import Text, completion_text, prompt_text
 
+# `Score: 7`, `**Score:** 7.5`, `score = 7`
 _SCORE_PATTERN = r"(?i)\bscore\W{0,5}\s*[:=]\s*\W{0,3}?(?P<score>[-+]?\d+(?:\.\d+)?)"
 
 
@@ -77,7 +78,7 @@ class ScoreReader:
             )
         self.normalize = normalize
         is_pair = isinstance(score_range, (list, tuple)) and len(score_range) == 2
-        if not is_pair or not all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in score_range):
+        if not is_pair or not all(map(_is_finite, score_range)):
             raise InputError("score_range", repr(score_range), "two finite numbers", "For example [0, 10].")
         self.low, self.high = score_range
         if not self.low < self.high:
@@ -85,11 +86,13 @@ class ScoreReader:
 
     def __call__(self, reply: str) -> float:
         """Raises `ValueError` naming the problem of the reply."""
+        group = "score" if "score" in self.pattern.groupindex else 1
+        score_text = None
         try:
-            matches = list(self.pattern.finditer(reply, timeout=2.0))
+            for match in self.pattern.finditer(reply, timeout=2.0):
+                score_text = match[group]  # the last counts: a judge may quote a score from the text that it grades
         except TimeoutError:
             raise ValueError("a reply on which score_pattern takes more than 2 s") from None
-        score_text = matches[-1]["score" if "score" in self.pattern.groupindex else 1] if matches else None
         if score_text is None:
             raise ValueError(f"no score in the reply {_short(reply)}")
         try:
@@ -99,6 +102,10 @@ class ScoreReader:
         if not self.low <= score <= self.high:
             raise ValueError(f"a score of {score:g}, out of {self.low:g}..{self.high:g}")
         return (score - self.low) / (self.high - self.low) if self.normalize else score
+
+
+def _is_finite(bound: object) -> bool:
+    return isinstance(bound, (int, float)) and math.isfinite(bound)
 
 
 def _short(value: object) -> str:
@@ -150,8 +157,9 @@ class Judge:
         self.batch_timeout = batch_timeout
         self.log_replies = log_replies
         self.on_error = on_error
+        # `extra_body` last: it may replace both, or take them out.
         self.sampling = {"temperature": 0.0, "max_tokens": max_tokens, **(extra_body or {})}
-        self.has_answered = False  # the endpoint, at least once
+        self.has_answered = False  # the endpoint, at least once: then a refusal is no wrong setting
         self.has_logged = False
 
     def __repr__(self) -> str:
@@ -181,7 +189,7 @@ class Judge:
         begun = time.monotonic()
         async with Session(self.endpoint, self.batch_timeout) as session:
             try:
-                # All at once: the session bounds how many are on their way.
+                # All at once: the session bounds how many are under way. The first error ends the others.
                 async with asyncio.TaskGroup() as group:
                     tasks = []
                     for question in zip(questions, read, lowest, strict=True):
@@ -189,6 +197,7 @@ class Judge:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             verdicts = [task.result() for task in tasks]
+        # What it cost goes to the log: failures once in words, then as a share; tokens, retries and time always.
         failed = [verdict.failure for verdict in verdicts if verdict.failure]
         if failed and not self.has_logged:
             self.has_logged = True
@@ -227,24 +236,29 @@ class Judge:
     ) -> "_Verdict":
         body = {"model": self.endpoint.model, "messages": messages, **self.sampling}
         reply = None
+        score = None
+        unanswered = None
+        is_fatal = False
         try:
             async with asyncio.timeout(session.deadline - time.monotonic()):
+                # `None` in `extra_body` takes a field out of the request.
                 reply = await session.ask({key: value for key, value in body.items() if value is not None})
             self.has_answered = True
             return _Verdict(read(reply.text), reply=reply)
-        except TimeoutError:
+        except TimeoutError:  # of the batch: the question may only have come late
             failure = f"not done within the batch's {self.batch_timeout:g} s"
-            score = None
-            unanswered = None
-            is_fatal = False
         except (RequestFailed, ValueError) as error:
             failure = str(error)
             if reply is not None and reply.is_cut:
                 failure += ", cut at its token limit"
             # A key or an address that is wrong never works; one that has worked may again.
             is_fatal = isinstance(error, EndpointRefused) and not self.has_answered
-            score = lowest if isinstance(error, (QuestionFailed, ValueError)) else None
-            unanswered = lowest if isinstance(error, Unanswered) else None
+            # The completion can cause these: a question that is too long, a reply without a score.
+            if isinstance(error, (QuestionFailed, ValueError)):
+                score = lowest
+            # And this, a reply that never ends, unless the server answers nobody: `_ask` knows.
+            if isinstance(error, Unanswered):
+                unanswered = lowest
         if is_fatal or self.on_error == "raise":
             remedy = "Check base_url, model and api_key_env; try it on a few rows with `trl-drgrpo score`."
             where = f"{failure} from {self.endpoint.base_url}"
@@ -350,7 +364,7 @@ class JudgeReward(Judge):
 
     async def __call__(
         self, completions: Sequence[Any], log_metric: LogMetric = None, log_extra: LogExtra = None, **kwargs: Any
-    ) -> list[float | None]:
+    ) -> Rewards:
         """Rewards of `B` completions, in order."""
         questions = [self._messages(completion, row, kwargs) for row, completion in enumerate(completions)]
         count = len(questions)
@@ -358,9 +372,10 @@ class JudgeReward(Judge):
         lowest = [self.lowest_reward] * count
         return await self._ask(questions, read, lowest, log_metric, log_extra)
 
-    def _messages(self, completion: Text, row: int, kwargs: dict[str, Any]) -> Messages:
+    def _messages(self, completion: Text, row: int, kwargs: Keywords) -> Messages:
         text = completion_text(completion)
-        # A completion cannot contain its own hash, so it cannot end the part that it stands in.
+        # A completion cannot contain its own hash, so it cannot end the part that it stands in. A random mark would
+        # make the request of a repeated run another one.
         boundary = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         values = {"boundary": boundary, "low": f"{self.low:g}", "high": f"{self.high:g}", "completion": text}
         if "{boundary}" not in self.template:

@@ -29,7 +29,7 @@ logging.getLogger("math_verify.grader").setLevel(logging.ERROR)
 _CACHE = 4096  # a gold answer is read once for all completions of its group
 _DIGITS = 30
 _MORE_DIGITS = 200  # behind the point, for two values that agree in the first 30
-_MAX_DIGITS = 20_000
+_MAX_DIGITS = 20_000  # a value that needs more of them is not compared, and counts as different
 _MAX_JUMPS = 10  # with three points around each
 
 
@@ -53,6 +53,7 @@ def algebraically_equal(gold: str, answer: str) -> bool:
         verdict = _same_values(a, b)
         if verdict is not None:
             return verdict
+    # `allow_set_relation_comp`: `x > 5` says the same as `(5, \infty)`. No time-out: it would be a signal.
     return math_verify.verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
 
 
@@ -62,7 +63,7 @@ def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
     Where roots or logarithms of symbols are taken, a symbol is positive unless it alone may be negative: `\ln(ab)` is
     `\ln a+\ln b` and `\sqrt{k/m}` is `\sqrt{km}/m`, yet `\sqrt{x^2}` is not `x`.
     """
-    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)  # in an order, so that a verdict can be repeated
     points = []
     if symbols and _is_meant_real(a, b):
         for point in _points_with_one_negative(len(symbols)):
@@ -71,7 +72,8 @@ def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
                 points.append(values)
     if not points:
         # Two that are nowhere both real are compared as complex functions.
-        points = [dict(zip(symbols, point, strict=False)) for point in _points(len(symbols) or 1, a, b)]
+        for point in _points(len(symbols) or 1, a, b):
+            points.append(dict(zip(symbols, point, strict=False)))
     agreed = None
     for values in points:
         x = _value(a, values)
@@ -79,7 +81,7 @@ def _same_values(a: sympy.Expr, b: sympy.Expr) -> bool | None:
         if x is None or y is None:  # a pole, or a value that sympy does not find
             continue
         # 30 digits refute almost every incorrect answer; only those that agree are worth 200 more.
-        if not (_close(x, y, _DIGITS - 10) and _still_close(a, b, values, x, y)):
+        if not _close(x, y, _DIGITS - 10) or not _still_close(a, b, values, x, y):
             return False
         agreed = True
         if not symbols:  # the value is the same in all points
@@ -92,22 +94,28 @@ def _points(dimension: int, a: sympy.Expr, b: sympy.Expr) -> list[list[Any]]:
 
     A sum up to `n` has values at integers only; `\\lfloor n/100 \\rfloor` jumps at 100.
     """
+    # Several of them: one polynomial may agree with another in a single point by chance.
     integers = [_progression(dimension, 3, 2), _progression(dimension, 6, 1), _progression(dimension, 10, 3)]
-    if a.has(sympy.Sum, sympy.Product) or b.has(sympy.Sum, sympy.Product):
+    if _has(a, b, sympy.Sum, sympy.Product):
         return integers
     positive = _fractions(dimension)
     negative = [sympy.Rational(-(11 * i + 5), 7) for i in range(dimension)]
     mixed = positive.copy()
     mixed[1::2] = negative[1::2]
     points = [positive, negative, mixed, integers[0]]
-    if a.has(sympy.floor, sympy.ceiling, sympy.Mod) or b.has(sympy.floor, sympy.ceiling, sympy.Mod):
+    if _has(a, b, sympy.floor, sympy.ceiling, sympy.Mod):
         # It jumps at its own numbers; one point is far from the small ones.
         jumps = {1009}
         for number in a.atoms(sympy.Rational) | b.atoms(sympy.Rational):
             jumps |= {abs(number.p), number.q}
         for jump in sorted(jumps)[-_MAX_JUMPS:]:
-            points += [[sympy.Integer(jump + offset)] * dimension for offset in (-1, 0, 1)]
+            for offset in (-1, 0, 1):
+                points.append([sympy.Integer(jump + offset)] * dimension)
     return points
+
+
+def _has(a: sympy.Expr, b: sympy.Expr, *kinds: Any) -> bool:
+    return a.has(*kinds) or b.has(*kinds)
 
 
 def _progression(dimension: int, start: int, step: int) -> list[Any]:
@@ -123,7 +131,7 @@ def _is_meant_real(a: sympy.Expr, b: sympy.Expr) -> bool:
 
     `\ln|x|` says more than `\ln x`: what stands in bars may be negative.
     """
-    if a.has(sympy.I, sympy.Sum, sympy.Product) or b.has(sympy.I, sympy.Sum, sympy.Product):
+    if _has(a, b, sympy.I, sympy.Sum, sympy.Product):
         return False
     if bool(a.atoms(sympy.Abs)) != bool(b.atoms(sympy.Abs)):
         return False
@@ -134,7 +142,8 @@ def _complex_parts(expression: sympy.Expr) -> list[Any]:
     """Logarithms, and powers with a fractional exponent, that are complex for some values of their symbols."""
     parts = []
     for part in expression.atoms(sympy.Pow, sympy.log):
-        if part.args[0].free_symbols and not (isinstance(part, sympy.Pow) and part.exp.is_integer):
+        has_integer_power = isinstance(part, sympy.Pow) and part.exp.is_integer  # x^2 is real wherever x is
+        if part.args[0].free_symbols and not has_integer_power:
             parts.append(part)
     return parts
 
@@ -154,6 +163,7 @@ def _points_with_one_negative(dimension: int) -> list[list[Any]]:
     one of them negative."""
     fractions = _fractions(dimension)
     points = []
+    # Both orders, for what is real only where one symbol is larger than another: `\sqrt{a-b}`.
     for numbers in (fractions, _progression(dimension, 3, 2), _progression(dimension, 10, 30)):
         points += [numbers, numbers[::-1]]
     for negative in range(dimension):
@@ -168,11 +178,13 @@ def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
         value: Any = expression.subs(values).doit()
         if value.is_Rational:
             return value
+        # `maxn` bounds the precision that sympy works with to make up for cancellation.
         value = value.evalf(digits, maxn=max(100, 2 * digits))
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, NotImplementedError):
         return None
     # Cancellation leaves 0.e-165 of zero, without a digit that counts: a precision of one bit.
-    value = value.xreplace({number: sympy.Integer(0) for number in value.atoms(sympy.Float) if number._prec == 1})
+    zeros = [number for number in value.atoms(sympy.Float) if number._prec == 1]
+    value = value.xreplace(dict.fromkeys(zeros, sympy.Integer(0)))
     if not value.is_number or not value.is_finite or value.has(sympy.nan, sympy.zoo):
         return None
     return value
@@ -181,7 +193,8 @@ def _value(expression: sympy.Expr, values: Point, digits: int = _DIGITS) -> Any:
 def _close(x: sympy.Expr, y: sympy.Expr, digits: int) -> bool:
     if x.is_Rational and y.is_Rational:
         return x == y
-    return bool(abs(x - y) <= max(abs(x), abs(y)) * sympy.Rational(1, 10**digits))
+    tolerance = max(abs(x), abs(y)) * sympy.Rational(1, 10**digits)
+    return bool(abs(x - y) <= tolerance)
 
 
 def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: sympy.Expr) -> bool:
@@ -190,13 +203,16 @@ def _still_close(a: sympy.Expr, b: sympy.Expr, values: Point, x: sympy.Expr, y: 
         return True  # compared exactly
     # Digits before the point from the number's bits: log10(2) is 0.301, rounded up. 2^{2019}-1 and 2^{2019}-2 differ
     # in the last of 608.
-    _, _, exponent, bits = sympy.Float(max(abs(x), abs(y)), 15)._mpf_
+    larger = sympy.Float(max(abs(x), abs(y)), 15)
+    _, _, exponent, bits = larger._mpf_
     digits = max(0, int((exponent + bits) * 0.302)) + _MORE_DIGITS
     if digits > _MAX_DIGITS:
         return False
     x = _value(a, values, digits)
     y = _value(b, values, digits)
-    return x is not None and y is not None and _close(x, y, digits - 20)
+    if x is None or y is None:
+        return False
+    return _close(x, y, digits - 20)  # the last digits may be noise
 
 
 def real_value(text: str) -> Fraction | None:
@@ -229,7 +245,7 @@ def _parsed(text: str) -> Any:
             # Math-Verify's `parse` leaves this at its default, to which R and r are one variable.
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
-    except MemoryError:
+    except MemoryError:  # the limit of the worker, not a text that cannot be read
         raise
     except Exception:  # the parser raises bare ones
         return None
@@ -237,6 +253,10 @@ def _parsed(text: str) -> Any:
         return parsed
     if parsed.has(sympy.zoo, sympy.nan, sympy.Derivative):
         return None  # of 1/0 any value is as good as another, and the derivative of a letter is no 0
-    exact = {number: sympy.Rational(str(number)) for number in parsed.atoms(sympy.Float)}
-    imaginary = {symbol: sympy.I for symbol in parsed.free_symbols if str(symbol) == "i"}
-    return parsed.xreplace({**exact, **imaginary}) if exact or imaginary else parsed
+    replaced: Point = {}
+    for number in parsed.atoms(sympy.Float):
+        replaced[number] = sympy.Rational(str(number))
+    for symbol in parsed.free_symbols:
+        if str(symbol) == "i":
+            replaced[symbol] = sympy.I
+    return parsed.xreplace(replaced) if replaced else parsed

@@ -79,16 +79,19 @@ class MathReward(SampleReward):
             remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
             raise InputError("answer_format", got, expected, remedy)
         check_column(self.answer_column, "answer_column")
+        # Now, although most samples need no algebra: the first that does would fail in the middle of a run.
         require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
         super().__post_init__(self.answer_column)
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
+        # Again, as `score` may be called by itself; `read`, `tidy` and the like are cached.
         is_decided, reward = self.at_sight(completion, **columns)
         if is_decided:
             return reward
         answer: Any = extract_answer(completion, self.answer_format)
         for gold in self._golds(columns):
+            # No algebra for a gold answer that cheap means have told apart from this one.
             if equivalent(gold, answer, deep=False) is None and equivalent(gold, answer):
                 return 1.0
         return 0.0
@@ -106,7 +109,7 @@ class MathReward(SampleReward):
         verdicts = [equivalent(gold, answer, deep=False) for gold in golds]
         if True in verdicts:  # any gold answer counts, so no algebra for the others
             return True, 1.0
-        return None not in verdicts, 0.0
+        return None not in verdicts, 0.0  # the 0.0 counts only if all verdicts are false
 
     def _golds(self, columns: dict[str, Any]) -> list[str]:
         return [answer for answer in gold_answers(columns[self.answer_column]) if not unreadable(answer)]
@@ -117,7 +120,7 @@ class MathReward(SampleReward):
 
     def warm_up(self) -> None:
         """Load sympy and the parser in a new worker: seconds, which are not to count as the first completion's."""
-        equivalent("x + 1", "1 + x")
+        equivalent("x + 1", "1 + x")  # a pair that only algebra decides, so that it imports all that is needed
 
 
 def unreadable_gold(gold: object) -> str | None:
@@ -137,7 +140,7 @@ def unreadable_gold(gold: object) -> str | None:
 
     ```
     """
-    reason = "empty"
+    reason = "empty"  # where there is no answer at all
     for answer in gold_answers(gold):
         reason = unreadable(answer)
         if reason is None:

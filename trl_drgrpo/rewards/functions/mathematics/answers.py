@@ -27,8 +27,11 @@ _LABEL = re.compile(
     r"(?:[A-Za-z]+ ){1,6}(?:is|are|equals)(?![a-zA-Z])) ?(\S.*)"
 )
 _DENIAL = re.compile(r"(?i)\b(?:not|never|no|or|if|than|there|wrong|false|neither|nor|isn|unless|without)\b|n't")
+# A variable that was set as text: 2\text{x}
 _LETTER_IN_TEXT = re.compile(r"(?<=.)\\text\{([a-zA-Z])\}")
+# A formula that breaks off: `\frac`, `x +`, `\sqrt{2}^`
 _DANGLING = re.compile(r"(?:\\(?:frac|sqrt)|[\^_=+\\-])\s*$|\\frac(?!\{)")
+# v_{\text{max}} and v_{\max}, which are v_{max}
 _PLAIN_INDEX = re.compile(r"_\{(?:\\text\{(\w+)\}|\\(max|min))\}")
 _MAX_PROSE = 6  # words; a longer text is no answer that can be compared
 
@@ -87,6 +90,7 @@ def unreadable(gold: str) -> str | None:
 @functools.lru_cache(maxsize=_CACHE)
 def read(text: str) -> Answer:
     """Read variable, value and unit of a tidied answer."""
+    # From the outside to the inside: the label, the left side, the unit, the brackets. What is left is the value.
     variable = ""
     text = condition(unlabeled(text))
     links = chain(text)
@@ -96,7 +100,7 @@ def read(text: str) -> Answer:
     if assignment:
         text = assignment[2]
         if not re.fullmatch(r"\\text\{[^{}]*\}", assignment[1]):  # \text{Area} = 5 names no variable
-            variable = _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])
+            variable = _PLAIN_INDEX.sub(r"_{\1\2}", assignment[1])  # v_{\max} and v_{\text{max}} are v_{max}
     text, unit = split_unit(unwrapped(text))
     parts = bracketed(text)
     if parts and len(parts.items) == 1 and parts.brackets in ("()", "{}"):
@@ -109,7 +113,7 @@ def read(text: str) -> Answer:
         if number:
             number = Number(number.value * factor)
     if not unit:
-        text = _LETTER_IN_TEXT.sub(r"\1", text)
+        text = _LETTER_IN_TEXT.sub(r"\1", text)  # 2\text{x} is 2x
     return Answer(text, unit, variable, number)
 
 
@@ -122,11 +126,13 @@ def unlabeled(text: str) -> str:
     return label[2]
 
 
+# "The answer is" and the like. Repetitions of blanks and of words between are bounded, so that time stays linear.
 _STATEMENT = re.compile(
     r"(?:^|(?<=[\s*_(>]))(?:final |correct )?answer[*_]{0,3}\s{0,4}(?:is\b|[:=：]|\bto [^.\n:]{0,80} is\b)"
     rf"(?:[*_]{{1,3}}(?=[\s:]))?\s{{0,4}}:?(?:[*_]{{1,3}}(?=\s))?|{ANSWER}[*_]{{0,3}}",
     re.IGNORECASE,
 )
+# "The answer is therefore 5"
 _FILLERS = re.compile(
     r"(?:(?:therefore|thus|hence|then|so|indeed|now|simply|just|clearly|exactly|equal to|approximately|about)"
     r"[,:]?\s+){1,3}",
@@ -136,13 +142,16 @@ _FILLERS = re.compile(
 _REMARK = re.compile(
     r"(?<=\S)\s+\((?!.*\b(?:mod|base|not|or|\w+illion|thousand|hundred)\b)[a-zA-Z]{2}[a-zA-Z ,'-]*\)$"
 )
+# **18**, __18__, `18`, "18": emphasis around the beginning of the text
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2,3}|[`'\"])(?=\S)([^*`\n]+)\1(?!\w)")
 _EMPHASIS_END = re.compile(r"(?<=[^\s*])\*{1,3}(?=[\s.,;:!?。，；]|$)")  # no power: 2**3
 _HASHES = re.compile(r"^[ \t]*#{4}(?!#)(.*)$", re.MULTILINE)
+# "#### Step 1: Add" and "#### Answer:", which are headings of Markdown.
 _HEADING = re.compile(
     r"\d+[.)]\s+\D|(?:step|part|case)\b|(?:final |the )*(?:answer|conclusion|solution)\b|.*:$", re.IGNORECASE
 )
 _STARTS_WITH_NUMBER = re.compile(r"[-+(\[*]*\s*(?:[$\\€£]|\.?\d)|\(?[A-J]\)?$|[a-z]\s*=")
+# A last line that is an answer by itself: a formula between dollar signs, or a number
 _BARE_LINE = re.compile(r"\$+[^$]+\$+\.?|\\\(.+\\\)\.?|\\\[.+\\\]|[-+]?[\d.,/]*\d[%％]?[.。]?")
 # Where the sentence that states the answer goes on to something else.
 _SENTENCE_END = re.compile(
@@ -160,6 +169,7 @@ _ALTERNATIVE = re.compile(
     r"\s*([-+(\[]*[$\\]*[\d.\\(][^\n?!;]{0,60})",
     re.IGNORECASE,
 )
+# A formula between dollar signs; in `$5 per hour` the sign is a currency.
 _MATH_SPAN = re.compile(r"(\$\$?)(?!\d[\d.,]*(?:\s|$))(.+?)\1(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 
 
@@ -190,8 +200,10 @@ def final_line_answer(text: str) -> str | None:
     answer = _hashed(text) or _stated(text)
     if answer:
         return answer
-    last = text.rstrip().rsplit("\n", 1)[-1].strip().strip("*")
-    return last if len(last) <= MAX_CHARS and _BARE_LINE.fullmatch(last) else None
+    last = text.rstrip().rpartition("\n")[2].strip().strip("*")
+    if len(last) > MAX_CHARS or not _BARE_LINE.fullmatch(last):
+        return None
+    return last
 
 
 def _hashed(text: str) -> str | None:
@@ -201,6 +213,7 @@ def _hashed(text: str) -> str | None:
         content = line[1].strip()
         if not content or _HEADING.match(content[:MAX_CHARS].lstrip("*_ ")):
             continue
+        # Words alone are an answer in the last line only: further up they are a heading.
         if _STARTS_WITH_NUMBER.match(content) or line.end() >= length:
             return content
     return None
@@ -216,7 +229,7 @@ def _stated(text: str) -> str | None:
         return None
     stated = text[start:].lstrip()[:MAX_CHARS]
     answer = _first_stated(stated)
-    if not answer or answer not in stated:
+    if not answer or answer not in stated:  # respelled: what stands behind it cannot be found
         return answer
     # Two answers are both given, so that the comparison sees them both.
     alternative = _ALTERNATIVE.match(stated, stated.find(answer) + len(answer))
@@ -237,10 +250,11 @@ def _first_stated(text: str) -> str | None:
     if boxed:
         return boxed
     formula = _MATH_SPAN.match(text)
-    if formula and not re.match(r"\s*(?:,|and|or|[-+*/^=])", text[formula.end() :]):
+    after = text[formula.end() :] if formula else ""
+    if formula and not re.match(r"\s*(?:,|and|or|[-+*/^=])", after):  # else the formula is a part of the answer
         content = formula[2] or formula[3] or formula[4]
         # One word behind the formula may be its unit; anything longer is a comment on it.
-        unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", text[formula.end() :])
+        unit = re.match(r"\s*([a-zA-Z%]+)\s*\.?\s*$", after)
         return rf"{content} \text{{ {unit[1]} }}" if unit else content
     end = _SENTENCE_END.search(text)
     if end:
@@ -292,6 +306,7 @@ def gold_answers(gold: Any) -> list[str]:
     list of these, of which any counts.
     """
     if isinstance(gold, str):
+        # Marks before the bare text. `final_line` is not among them: a bare gold answer is a last line itself.
         answer = boxed_answer(gold) or _hashed(gold) or tagged_answer(gold) or gold.strip()
         return [answer] if answer else []
     if hasattr(gold, "tolist"):  # numpy and torch
@@ -300,6 +315,6 @@ def gold_answers(gold: Any) -> list[str]:
         return [answer for entry in gold for answer in gold_answers(entry)]
     if isinstance(gold, bool) or not isinstance(gold, (int, float)) or not math.isfinite(gold):
         return []
-    if gold == int(gold):  # a column of integers with a gap is one of floats
+    if gold == int(gold):  # pandas reads a column of integers with a gap as floats: 42.0
         gold = int(gold)
     return [repr(gold)]

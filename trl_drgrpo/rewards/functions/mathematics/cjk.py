@@ -18,7 +18,9 @@ m 米 公尺 メートル, cm 厘米 公分, mm 毫米, dm 分米, km 千米 公
 s 秒 秒钟, min 分钟 分鐘, h 小时 小時 时 時間, day 天 日, week 周 星期, month 个月 月, y 年 岁 歳,
 dollar 美元 ドル, cent 美分, euro 欧元, yuan 元 元钱 块 块钱 圆 人民币, yen 円 日元, point 分
 """
-_MEASURES = {word: symbol for symbol, *words in map(str.split, _MEASURES_TEXT.split(",")) for word in words}
+_MEASURES: dict[str, str] = {}
+for _symbol, *_names in map(str.split, _MEASURES_TEXT.split(",")):
+    _MEASURES |= dict.fromkeys(_names, _symbol)
 _MEASURE = "|".join(sorted(_MEASURES, key=len, reverse=True))
 # Counting words, which say nothing: 42个 is 42, and 42个苹果 are 42 apples.
 _COUNTERS = "个個名位人只隻头頭条條本张張件次种種组組棵辆輛枚箱瓶支朵袋页頁倍题題道层層间間つ匹回"

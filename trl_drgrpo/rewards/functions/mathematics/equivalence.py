@@ -29,7 +29,10 @@ from trl_drgrpo.rewards.functions.mathematics.quantities import (
 )
 from trl_drgrpo.rewards.functions.mathematics.signs import in_ascii
 
+# A number with its base: `52_8`, `1A_{16}`, `11_{\text{two}}`
 _BASED = re.compile(r"([\dA-Za-z]+)_\{?(?:\\text\{[a-z]+\}|\d+)\}?")
+_WRAPPED = re.compile(r"\\text\{|\}")
+# Words, "yes" and "no", a choice. `abc` is a product, so a word has four letters at least.
 _WORD = re.compile(r"[A-Za-z](?:[A-Za-z' ]|-(?=[A-Za-z]{3})){3,}|(?i:yes|no)|\([A-Z]\)|[A-Z]")
 _ARTICLE = re.compile(r"(?i:the|an?) (?=[A-Za-z]{3})")
 _VECTOR = re.compile(r"\\(?:vec|mathbf|boldsymbol)(?:\s*\{\s*([a-zA-Z])\s*\}|\s+([a-zA-Z])(?![a-zA-Z]))")
@@ -67,7 +70,7 @@ def equivalent(gold: str, answer: str, deep: bool = True) -> bool | None:
         letter = relations.choice(answer, choice)
         if letter:
             return letter == choice
-    if not is_well_formed(answer):
+    if not is_well_formed(answer):  # the gold answer was checked when the row was read
         return False
     if _VECTOR.search(gold):
         # The answer may write the same vector with an arrow, in bold or as a plain letter.
@@ -97,11 +100,12 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         return True
     gold = unlabeled(gold)
     answer = unlabeled(answer)
+    # Forms that say a value twice, `\frac13 \approx 0.33` or `2 + 3 = 5`: both sayings have to agree.
     claim = relations.approximation(answer)
     if claim:
         return _same_as_claimed(gold, claim, deep)
     claim = relations.approximation(gold)
-    if claim:
+    if claim:  # of a gold answer either side is true
         return _either(_same(side, answer, deep) for side in {*claim})
     links = relations.chain(answer)
     if links:
@@ -109,29 +113,37 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
         if agreed is False:  # `2 + 2 = 5 = 4` is false, whatever it ends in
             return False
         verdict = _same(gold, links.text, deep)
-        if verdict and not agreed:
+        if verdict and not agreed:  # only algebra can tell whether the chain is true
             return None
         return verdict
-    a = read(gold)
-    b = read(answer)
+    return _same_as_read(read(gold), read(answer), deep)
+
+
+def _same_as_read(a: Answer, b: Answer, deep: bool) -> bool | None:
+    """Compare a gold answer with another one, of which variable, value and unit were read."""
     # 50% may answer 0.5, so a percent sign that only one of them has is left to the numbers.
     if not units_agree(a.unit, b.unit) and PERCENT not in (a.unit, b.unit):
         return False
+    # A name that only one of them has is forgiven: `5` and `x = 5`.
     if a.variable != b.variable and a.variable and b.variable:
-        if re.fullmatch(relations.CALL, a.variable) or re.fullmatch(relations.CALL, b.variable):
-            return False  # f(2) = 5 against f(3) = 5
-        are_names = re.fullmatch(relations.NAME, a.variable) and re.fullmatch(relations.NAME, b.variable)
-        if are_names and a.number and b.number:
+        variables = (a.variable, b.variable)
+        if any(re.fullmatch(relations.CALL, variable) for variable in variables):  # f(2) = 5 against f(3) = 5
+            return False
+        are_names = all(re.fullmatch(relations.NAME, variable) for variable in variables)
+        if are_names and a.number and b.number:  # x = 5 against y = 5
             return False
         return relations.same_formula(a.equation, b.equation, deep)
+
     if a.number and b.number:
         return _same_numbers(a, b)
     if _same_with_letter(a, b) or _same_with_letter(b, a) or _is_ratio(a, b):
         return True
-    if PERCENT in (a.unit, b.unit) and a.unit != b.unit:
+    if PERCENT in (a.unit, b.unit) and a.unit != b.unit:  # no numbers, so it is not 50% against 0.5
         return False
     if a.text == b.text:
         return True
+
+    # Before algebra, which ignores the order in `(2, 1)` and reads a word as a product of its letters.
     verdict = _same_intervals(a.text, b.text, deep)
     if verdict is not _UNDECIDED:
         return verdict
@@ -141,6 +153,7 @@ def _same(gold: str, answer: str, deep: bool) -> bool | None:
     verdict = _same_collections(relations.spread(a.text), relations.spread(b.text), deep)
     if verdict is not _UNDECIDED:
         return verdict
+
     if a.number and not a.unit:
         # Only of the answer: a gold `12 m` may be a product.
         quantity = letter_unit(b.text)
@@ -173,7 +186,9 @@ def _same_with_letter(with_unit: Answer, bare: Answer) -> bool:
     if bare.unit or not with_unit.unit:
         return False
     quantity = letter_unit(bare.text)
-    return bool(quantity) and quantity[1] == with_unit.unit and _same_numbers(with_unit, read(quantity[0]))
+    if not quantity or quantity[1] != with_unit.unit:
+        return False
+    return _same_numbers(with_unit, read(quantity[0]))
 
 
 def _is_ratio(gold: Answer, answer: Answer) -> bool:
@@ -181,6 +196,7 @@ def _is_ratio(gold: Answer, answer: Answer) -> bool:
     ratio = _RATIO.fullmatch(answer.text)
     if not ratio or not gold.number:
         return False
+    # The fraction is in lowest terms, so `10:6` does not answer 5/3.
     return (int(ratio[1]), int(ratio[2])) == gold.number.value.as_integer_ratio()
 
 
@@ -197,10 +213,14 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
     false."""
     exact = read(claim.exact)
     rounded = read(claim.rounded)
-    if claim.exact == claim.rounded or rounded.number is None or rounded.unit not in ("", PERCENT, exact.unit):
+    # Nothing to check: only one side is there, or the other is no number, or has another unit.
+    is_claim = claim.exact != claim.rounded and rounded.number is not None
+    if not is_claim or rounded.unit not in ("", PERCENT, exact.unit):
         return _same(gold, claim.exact, deep)
-    value = exact.number.value if exact.number else None
-    if value is None and deep and is_cheap(exact.text):
+    value = None
+    if exact.number:
+        value = exact.number.value
+    elif deep and is_cheap(exact.text):
         from trl_drgrpo.rewards.functions.mathematics.algebra import real_value
 
         value = real_value(relations.for_algebra(exact.text))
@@ -210,12 +230,12 @@ def _same_as_claimed(gold: str, claim: relations.Approximation, deep: bool) -> b
             return verdict
         # Only algebra can tell whether the claim is true, so that no side is right before it.
         return _either([verdict, _same(gold, claim.rounded, deep)]) and None
-    if rounded.unit == PERCENT != exact.unit:
+    if rounded.unit == PERCENT != exact.unit:  # \frac13 \approx 33.3\%
         value *= 100
-    if not is_near(rounded.text, value):
+    if not is_near(rounded.text, value):  # \pi \approx 3.20 is false, whatever is due
         return False
     sides = claim[:1]
-    if is_near(rounded.text, value, precisely=True):
+    if is_near(rounded.text, value, precisely=True):  # `\sqrt2 \approx 1.41` answers 1.41, too; `\approx 1` does not
         sides = claim
     return _either(_same(gold, side, deep) for side in sides)
 
@@ -230,8 +250,9 @@ def _either(verdicts: Iterable[bool | None]) -> bool | None:
 
 def _same_words(gold: str, answer: str) -> Any:
     if _BASED.fullmatch(gold) or _BASED.fullmatch(answer):
+        # `52_8` by its spelling, as algebra takes it for 52; `x_2` is a variable, which is left to algebra.
         if gold[:1].isdigit() or answer[:1].isdigit():
-            return gold.replace(r"\text{", "").replace("}", "") == answer.replace(r"\text{", "").replace("}", "")
+            return _WRAPPED.sub("", gold) == _WRAPPED.sub("", answer)
         return _UNDECIDED
     if ":" in gold or ":" in answer:  # times and ratios: 8:30 is no quotient
         return _letters(gold) == _letters(answer)
@@ -253,7 +274,8 @@ def _letters(text: str) -> str:
 
 def _words(text: str) -> str | None:
     """Return the text of an answer in words or of a choice, without its wrapper; `None` for mathematics."""
-    plain = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)).strip().rstrip(".")
+    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    plain = re.sub(r"\s+", " ", plain).strip().rstrip(".")
     if plain == "DNE":
         return "does not exist"
     plain = _ARTICLE.sub("", plain)
@@ -264,7 +286,7 @@ def _same_intervals(gold: str, answer: str, deep: bool) -> Any:
     gold_interval = relations.interval(gold)
     answer_interval = relations.interval(answer)
     if gold_interval and answer_interval:
-        if gold_interval[0] != answer_interval[0]:
+        if gold_interval[0] != answer_interval[0]:  # inequalities of two variables
             return _UNDECIDED
         return _same(gold_interval[1], answer_interval[1], deep)
     if gold_interval and _may_be_interval(answer):
@@ -301,6 +323,7 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
             verdict = _all_same([gold] * len(answer_list.items), answer_list.items, deep)
             if verdict is not False:
                 return verdict
+        # A relation may still say the same as an interval: `x > 5` and `(5, \infty)`.
         return _UNDECIDED if relations.is_relation(gold) or relations.is_relation(answer) else False
     if len(gold_list.items) != len(answer_list.items):
         return False
@@ -323,10 +346,12 @@ def _same_collections(gold: str, answer: str, deep: bool) -> Any:
 def _same_vector(matrix: Sequence[Sequence[str]], text: str, deep: bool) -> Any:
     """Compare a matrix with a tuple: one column is a vector."""
     vector = relations.bracketed(text)
-    if not vector or vector.brackets != "()" or any(len(row) != 1 for row in matrix):
+    if not vector or vector.brackets != "()":
         return False
-    column = [row[0] for row in matrix]
-    return len(column) == len(vector.items) and _all_same(column, vector.items, deep)
+    column = [*chain(*matrix)]
+    if not len(column) == len(matrix) == len(vector.items):  # with more entries than rows it is no column
+        return False
+    return _all_same(column, vector.items, deep)
 
 
 def _all_same(gold: Sequence[str], answer: Sequence[str], deep: bool) -> bool | None:
@@ -336,7 +361,10 @@ def _all_same(gold: Sequence[str], answer: Sequence[str], deep: bool) -> bool | 
         return False
     if not deep:
         return None if None in verdicts else True
-    return all(v or _same(a, b, True) for v, a, b in zip(verdicts, gold, answer, strict=True))
+    for verdict, a, b in zip(verdicts, gold, answer, strict=True):
+        if not verdict and not _same(a, b, True):
+            return False
+    return True
 
 
 def _same_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], deep: bool) -> bool | None:

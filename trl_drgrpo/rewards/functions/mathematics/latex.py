@@ -17,8 +17,10 @@ _SPACING = re.compile(
 )
 _SIZES = re.compile(r"\\\\|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*(?:\.(?!\d))?")
 _SPACES_OF_MACROS = {r"\\": r"\\", r"\!": ""}
+# 10,\!080 and 58{,}500
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")
 _FONTS = re.compile(r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf)|mbox|hbox|operatorname\*?)(?=\s*\{)")
+# `1 \text{ and } 2`, `x = 1 or x = 2`: a list
 _AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}]))\s*")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _BLANK = re.compile(r"[\t\n\r]")
@@ -47,15 +49,17 @@ def respelled(text: str, spellings: Rules) -> str:
     return text
 
 
+# Applied in this order. `(?![a-zA-Z])` ends the name of a macro: `\le` is no part of `\left`.
 _SPELLINGS = rules(
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\text\s*\{\s*\}", ""),
-    (r"\\text\s*\{\s*d\s*\}(?=\s*(?:[a-zA-Z]|\^|\\(?!text)))", "d"),
+    (r"\\text\s*\{\s*d\s*\}(?=\s*(?:[a-zA-Z]|\^|\\(?!text)))", "d"),  # an upright d of a derivative or integral
     (rf"^\s*(?:\\text\s*\{{\s*{_ABOUT}\s*\}}|{_ABOUT}(?![a-zA-Z]))", r"\\approx "),
     (r"\\(?:simeq|doteq)(?![a-zA-Z])", r"\\approx"),
     (r"\\var(epsilon|theta|kappa|rho|sigma|phi)(?![a-zA-Z])", r"\\\1"),
     (r"\\mid(?![a-zA-Z])", "|"),
     (r"\\AA(?![a-zA-Z])|\\(?:mathring|r)\s*\{A\}", "Å"),
+    # siunitx, then fonts in the old style of TeX
     (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{\2}"),
     (r"\\(?:si|unit|rm)\s*(?=\{)", r"\\text"),
     (r"(?<!\\)\{\s*\\rm(?![a-zA-Z])", r"\\text{"),
@@ -80,14 +84,16 @@ _SPELLINGS = rules(
     (r"\\rbrace(?![a-zA-Z])", r"\\}"),
     (r"\\[lr]?vert(?![a-zA-Z])", "|"),
     (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
-    (r"\\cup(?![a-zA-Z])|(?<![a-zA-Z\\])U(?=\s*[(\[])(?<=[)\] ]U)", r"\\cup "),
+    (r"\\cup(?![a-zA-Z])|(?<![a-zA-Z\\])U(?=\s*[(\[])(?<=[)\] ]U)", r"\\cup "),  # (0,1) U (2,3)
+    # what people write without LaTeX
     (r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"(?<![a-zA-Z\\])sqrt(?![a-zA-Z])", r"\\sqrt"),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi"),
     (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty"),
     (r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])", r"\\degree "),
-    (r"((?:^|[(\[{,=])\s*)\+", r"\1"),
+    (r"((?:^|[(\[{,=])\s*)\+", r"\1"),  # a plus sign in front of a number
 )
+# Spaces go first and last: the rules between them make new places where a space says nothing.
 _TIGHT = rules(
     (r"\s+", " "),
     (_SPACES, ""),
@@ -117,8 +123,9 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = in_ascii(text)
     text = unwrapped(_BLANK.sub(" ", text))
-    if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$
+    if len(_DOLLARS.findall(text)) % 2 == 0:  # $x = 1$ or $x = 2$; an odd one is a currency
         text = _DOLLARS.sub("", text)
+    # `\\frac` is an escape too many, except in a matrix, where `\\` ends a row.
     if "matrix" not in text and "array" not in text:
         text = _DOUBLED.sub(r"\\", text)
     text = _SIZES.sub(lambda match: _SPACES_OF_MACROS.get(match[0], ""), text)
@@ -137,19 +144,21 @@ def letters(text: str) -> set[str]:
 def unwrapped(text: str) -> str:
     r"""Return `text` without what surrounds all of it: dollar signs, brackets of mathematics, bold, `\text{}`, a
     dot."""
-    while True:
+    while True:  # until nothing changes: wrappers stand in each other, as in `$\boxed{\text{5.}}$`
         before = text
         text = text.strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1]
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : len(text) - len(closing)]
+            # `$1$ or $2$` begins and ends with the sign, too, but is not wrapped by one pair of them.
             if inner and text.startswith(opening) and text.endswith(closing) and opening not in inner:
                 text = inner
         wrapped = _FONTS.match(text) or re.match(r"\\[fd]?boxed|\\fbox", text)
         if wrapped and text.endswith("}"):
             start = text.find("{", wrapped.end())
-            if start >= 0 and not text[wrapped.end() : start].strip() and group_end(text, start) == len(text):
+            between = text[wrapped.end() : start].strip()
+            if start >= 0 and not between and group_end(text, start) == len(text):
                 text = text[start + 1 : -1]
         if text.startswith("{") and group_end(text, 0) == len(text):
             text = text[1:-1]
@@ -173,27 +182,32 @@ def group_end(text: str, start: int) -> int:
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TAKES_ARGUMENTS = re.compile(rf"\\(?:(frac)|sqrt|{ACCENTS})(?![a-zA-Z])\s*(?:\[[^\[\]]*\])?")
 _ONE_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])")
+_SPACE = re.compile(r"\s*")
 
 
 def _with_braces(text: str) -> str:
     r"""Give `\frac12`, `\frac 1{72}`, `\frac{270}7` and `\sqrt 2` the braces that TeX adds."""
     parts = []
     position = 0
-    while macro := _TAKES_ARGUMENTS.search(text, position):
+    macro = _TAKES_ARGUMENTS.search(text)
+    while macro:
         parts.append(text[position : macro.end()].rstrip())
         position = macro.end()
-        for _ in range(2 if macro[1] else 1):
-            space = len(text[position:]) - len(text[position:].lstrip())
-            if text.startswith("{", position + space):
-                end = group_end(text, position + space)
+        for _ in range(2 if macro[1] else 1):  # \frac takes two arguments
+            start = _SPACE.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess]
+            if text.startswith("{", start):
+                end = group_end(text, start)
                 if end < 0:
                     break
-                parts.append("{" + _with_braces(text[position + space + 1 : end - 1]) + "}")
+                parts.append("{" + _with_braces(text[start + 1 : end - 1]) + "}")
                 position = end
-            elif token := _ONE_TOKEN.match(text, position):
-                if token[1] in (r"\sqrt", r"\frac"):
+                continue
+            token = _ONE_TOKEN.match(text, position)
+            if token:
+                if token[1] in (r"\sqrt", r"\frac"):  # `\frac\sqrt2 3` is no LaTeX, so it stays as it is
                     break
                 parts.append("{" + token[1] + "}")
                 position = token.end()
+        macro = _TAKES_ARGUMENTS.search(text, position)
     parts.append(text[position:])
     return "".join(parts)

@@ -16,13 +16,16 @@ from typing import NamedTuple
 
 from trl_drgrpo.rewards.functions.mathematics.latex import respelled, rules
 
-_MAX_EXPONENT = 1000
+_MAX_EXPONENT = 1000  # an exact value has as many digits
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+# 1,234,567.8 and 1 234 567.8
 _GROUPED = re.compile(r"(-?)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?")
 _PLAIN = re.compile(rf"-?{DECIMAL}")
+# 1\frac{4}{5}, and `1 4/5` with the space, without which it is 14/5
 _MIXED = re.compile(r"(-?)(\d+) ?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+)/(\d+))")
 _FRACTION = re.compile(rf"(-?)(?:\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|\(?({DECIMAL})\)?/\(?(-?{DECIMAL})\)?)")
 _REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
+# 6.72\cdot 10^{-5}, 10^{3}, 1e3
 _SCIENTIFIC = re.compile(rf"(?:(-?{DECIMAL}) ?(?:\\cdot|x) ?|(-?))10\^\{{?(-?\d+)\}}?|(-?{DECIMAL})[eE]([+-]?\d+)")
 
 _WORDS_TEXT = """
@@ -31,7 +34,9 @@ eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
 """
 _WORDS = _WORDS_TEXT.split()
 IN_WORDS: dict[str, int] = dict(zip(_WORDS, [*range(20), *range(20, 100, 10)], strict=True))
-IN_WORDS |= {f"{ten}-{one}": IN_WORDS[ten] + IN_WORDS[one] for ten in _WORDS[20:] for one in _WORDS[1:10]}
+for _ten in _WORDS[20:]:
+    for _one in _WORDS[1:10]:
+        IN_WORDS[f"{_ten}-{_one}"] = IN_WORDS[_ten] + IN_WORDS[_one]
 
 
 class Number(NamedTuple):
@@ -68,8 +73,9 @@ def exact_number(text: str) -> Number | None:
     if _PLAIN.fullmatch(text):
         digits, _, decimals = text.lstrip("-").partition(".")
         significant = len((digits + decimals).lstrip("0"))
+        # 0.333333 may be a third, 0.333 may not.
         return Number(Fraction(text), len(decimals) if significant >= 6 else 0)
-    with contextlib.suppress(ZeroDivisionError):
+    with contextlib.suppress(ZeroDivisionError):  # 1/0 is no number
         for form, read in _FORMS:
             match = form.fullmatch(text)
             number = match and read(match)
@@ -95,7 +101,7 @@ def _fraction(match: re.Match[str]) -> Number:
 def _scientific(match: re.Match[str]) -> Number | None:
     mantissa = match[1] or match[4] or (match[2] or "") + "1"
     exponent = int(match[3] or match[5])
-    if abs(exponent) > _MAX_EXPONENT:  # an exact value has as many digits
+    if abs(exponent) > _MAX_EXPONENT:
         return None
     return Number(Fraction(mantissa) * Fraction(10) ** exponent)
 
@@ -119,6 +125,7 @@ def numbers_equal(a: Number, b: Number) -> bool:
     """
     if a.value == b.value:
         return True
+    # Only a value whose decimals do not end has to be rounded: 0.999999 is not 1.
     if a.places and not _ends(b.value):
         return is_rounded(a, b.value)
     return is_rounded(b, a.value) and not _ends(a.value)
@@ -136,7 +143,9 @@ def is_near(rounded: str, value: Fraction, precisely: bool = False) -> bool:
     if not number:
         return False
     integer, _, decimals = rounded.lstrip("-").partition(".")
-    unit = Fraction(1, 10 ** len(decimals)) if _PLAIN.fullmatch(rounded) else Fraction(0)
+    unit = Fraction(0)  # of the last place; a fraction has none
+    if _PLAIN.fullmatch(rounded):
+        unit = Fraction(1, 10 ** len(decimals))
     gap = abs(number.value - value)
     if precisely:
         return gap < unit and len((integer + decimals).lstrip("0")) >= 3
@@ -189,7 +198,9 @@ def _measures() -> dict[str, str]:
                 measures[prefix + name] = short + symbol
     for symbol, *names in map(str.split, _WITHOUT_PREFIX.split(",")):
         measures |= dict.fromkeys((symbol, *names), symbol)
-    return {name: symbol for name, symbol in measures.items() if name not in _NO_MEASURES}
+    for name in _NO_MEASURES:
+        del measures[name]
+    return measures
 
 
 _MEASURES = _measures()
@@ -198,7 +209,7 @@ _POWERS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _SPEEDS = {"mph": "mi", "kph": "km"}
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# Words after a number that change it.
+# Words after a number that change it: `5 or more`, `5 and a half`, `5 thirds`. A unit with one of them is none.
 _NO_UNIT_TEXT = """
 or and to than not no is maybe perhaps plus minus negative half halves third thirds fourth fourths fifth fifths
 sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths factorial wrong
@@ -213,17 +224,21 @@ _NUMBER = (
 )
 _CURRENCY_BEFORE = re.compile(r"(-?)(?:(\\?\$)|(€|\\euro(?![a-z]))|(£|\\pounds(?![a-z]))|¥)\s*(?=[-\d.\\])")
 _SIGN_AFTER = re.compile(r"(.*?[\d})])\s*(\\?%|\\degree ?(?:\\text\{([CF])\}|([CF]))?|\\?\$|€|£)$")
+# The beginning of a unit that is set as text, also in a quotient: `/\text{s}`, `\mu\text{m}`, `\frac{\text{m}}`
 _TEXT = re.compile(r"/?(?:\\mu ?)?(?:\\frac\{(?=\\(?:text|mu))|\\text\{)")
+# 470 \Omega, 3 \mu m, 1.54 Å
 _SYMBOL_AFTER = re.compile(r"(.*?) ?((?:[kMm] ?)?\\Omega|\\mu ?[a-zA-Z\\].*|Å)$")
 _WORDS_AFTER = re.compile(rf"({_NUMBER})( ?)([A-Za-z](?:[A-Za-z .'/^{{}}()\d-]|\\cdot|\\mu)+)$")
 # `m` alone is a variable, so are `mg` and `nm`; `in` and `min` are other words too often.
 _UNSPACED = {name for name in _MEASURES if len(name) > 2 and name != "min"} | {
     *("mm", "cm", "km", "kg", "ml", "mL", "ft", "lb", "oz", "hr", "yd")
 }
+# A number, a space and one letter that is a unit. Without the space, `12m` is a product.
 _LETTER_AFTER = re.compile(rf"({_NUMBER}) ([mgshlLNJWVK](?:\^\{{-?\d\}})?)$")
 _CLOCK = re.compile(r"\d:\d\d")
 ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "£", "%": PERCENT}
+# \frac of two groups, with braces of one more level in them
 _QUOTIENT = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
 _SPELLINGS = rules(
     (r"\\mu\s*", "µ"),
@@ -252,8 +267,11 @@ def split_unit(text: str) -> tuple[str, str]:
 
     ```
     """
-    if _CLOCK.search(text) or (ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")):
+    # `8:30 am` is a time, and the degrees of `\sin 30\degree` are those of its argument.
+    is_angle = ANGLE_FUNCTION.search(text) and text.rstrip().endswith("degree")
+    if is_angle or _CLOCK.search(text):
         return text, ""
+    # A currency in front, a sign behind, or words behind: the first of these that is there is the unit.
     before = _CURRENCY_BEFORE.match(text)
     if before:
         amount, after = split_unit(text[before.end() :])
@@ -277,15 +295,19 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _written_out(text: str) -> tuple[str, str | None]:
     r"""The value and the unit of `5\text{ m}`, `5\Omega` and `5 meters`; no unit where it is part of the algebra."""
+    # Set as text, behind something that can be a value and is not inside braces.
     for start in _TEXT.finditer(text):
         value = text[: start.start()].strip()
         if re.search(r"[\d})\]a-z]$", value) and value.count("{") == value.count("}"):
             return value, canonical_unit(text[start.start() :])
+    # Behind a number only: `\sin\Omega` has a variable.
     symbol = _SYMBOL_AFTER.fullmatch(text)
     if symbol and exact_number(symbol[1]):
         return symbol[1], canonical_unit(symbol[2], is_text=False)
     words = _WORDS_AFTER.fullmatch(text)
-    if not words or not words[1].strip("-") or re.match(r"x(?![a-z])", words[3]):
+    if not words or not words[1].strip("-"):
+        return text, None
+    if re.match(r"x(?![a-z])", words[3]):  # `2 x cm` multiplies
         return text, None
     # Without a space, `5cm` has a unit and `5ab` is a product.
     if words[2] or words[3].partition("^")[0].removesuffix("s") in _UNSPACED:
@@ -331,6 +353,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
     tokens = _tokens(text)
     if not tokens:
         return None
+    # `square meters per hour`: powers {m: 2, h: -1}. `red apples`: nouns [red, apple].
     powers: Counter[str] = Counter()
     nouns: list[str] = []
     sign = 1  # -1 behind "per", up to the end of the bracket that it stands in
@@ -361,8 +384,9 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
             else:
                 nouns.append(_singular(token))
     for speed in powers.keys() & _SPEEDS.keys():  # mph is mi h^-1
-        powers.update({_SPEEDS[speed]: powers[speed], "h": -powers[speed]})
-        del powers[speed]
+        power = powers.pop(speed)
+        powers[_SPEEDS[speed]] += power
+        powers["h"] -= power
     are_letters = all(re.fullmatch("[A-Za-z]", token) for kind, token in tokens if kind == "word")
     if are_letters and not is_text and powers["s"] >= 0:
         return None  # `5 N m` may be a product; `5 m/s` is none
@@ -375,6 +399,7 @@ def canonical_unit(text: str, is_text: bool = True) -> str | None:
 
 def _tokens(text: str) -> list[tuple[str, str]] | None:
     """The words, powers and marks of a unit; `None` where there is anything else, or a word that is no unit."""
+    # `\frac{\text{m}}{\text{s}}` becomes `( m )/( s )`, `\mu\text{m}` becomes `µ m`.
     text = _IN_TEXT.sub(r" \1 ", _QUOTIENT.sub(r"(\1)/(\2)", text)).strip().rstrip(".")
     text = respelled(text, _SPELLINGS)
     tokens = []
@@ -401,7 +426,7 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
             if power:
                 tokens.append(("power", power))
     words = [token for kind, token in tokens if kind == "word"]
-    if not words or len(words) > _MAX_WORDS:
+    if not words or len(words) > _MAX_WORDS:  # a sentence is no unit
         return None
     if len(words) == 1 or tokens[0][0] != "word":  # "in" alone is an inch
         return tokens
@@ -410,6 +435,7 @@ def _tokens(text: str) -> list[tuple[str, str]] | None:
 
 def _measure(word: str) -> str | None:
     """The symbol of a measure, however it is written; `None` for another noun."""
+    # As it is written first: `Mg` and `mg` are two measures. One letter counts only so: `G` is no gram.
     lower = word.lower()
     for form in (word, word.removesuffix("s"), lower, lower.removesuffix("s")):
         if form in _MEASURES and (len(form) > 1 or form == word):
@@ -418,7 +444,7 @@ def _measure(word: str) -> str | None:
 
 
 def _singular(noun: str) -> str:
-    return noun.lower().removesuffix("s") if len(noun) > 3 else noun.lower()
+    return noun.lower().removesuffix("s") if len(noun) > 3 else noun.lower()  # `bus` and `gas` stay
 
 
 def units_agree(a: str, b: str) -> bool:
@@ -427,8 +453,11 @@ def units_agree(a: str, b: str) -> bool:
     Measures (`cm`, `cm^2`, `dollar`, `%`) have to be equal; `apple` and `red apple` agree, `apple` and `pear` do not;
     `degree` agrees with `degree C`.
     """
-    if not a or not b or a == b or {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
+    if not a or not b or a == b:
         return True
+    if {"degree"} < {a, b} <= {"degree", "degree C", "degree F"}:
+        return True
+    # `red apple` is a more detailed `apple`. A measure is never a detail: `kg apple` is no `apple`.
     words_a = {*a.split()}
     words_b = {*b.split()}
     for word in words_a ^ words_b:

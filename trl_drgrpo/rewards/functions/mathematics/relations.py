@@ -37,26 +37,27 @@ def collection(text: str) -> Collection | None:
     pieces = split_at(text, r"\cup")
     if len(pieces) > 1:
         return Collection("U", tuple(pieces))
-    items_in_brackets = bracketed(text)
-    if items_in_brackets is None and r"\pm" in text and not is_relation(text):
-        items_in_brackets = Collection("", (text,))
-    if items_in_brackets is None or items_in_brackets.brackets not in ("", "{}"):
-        return items_in_brackets  # where order counts, a second entry would have no place
+    entries = bracketed(text)
+    if entries is None and r"\pm" in text and not is_relation(text):
+        entries = Collection("", (text,))
+    if entries is None or entries.brackets not in ("", "{}"):
+        return entries  # where order counts, a second entry would have no place
     items = []
-    for item in items_in_brackets.items:
-        if r"\pm" in item:
-            plus = item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "=")
-            minus = item.replace(r"\pm", "-").replace(r"\mp", "+")
-            items += [tidy(re.sub(r"^\s*\+", "", plus)), tidy(minus)]
-        else:
+    for item in entries.items:
+        if r"\pm" not in item:
             items.append(item)
-    return Collection(items_in_brackets.brackets, tuple(items)) if len(items) > 1 else None
+            continue
+        # All signs of an entry go together: `1 \pm 2 \mp 3` is 1+2-3 and 1-2+3.
+        plus = item.replace(r"\pm", "+").replace(r"\mp", "-").replace("=+", "=")
+        minus = item.replace(r"\pm", "-").replace(r"\mp", "+")
+        items += [tidy(re.sub(r"^\s*\+", "", plus)), tidy(minus)]
+    return Collection(entries.brackets, tuple(items)) if len(items) > 1 else None
 
 
 def bracketed(text: str) -> Collection | None:
     """Return the entries of `(a, b]`, `\\{a, b\\}` or `a, b`; `None` without a comma or a bracket around it all."""
     entries = split_at(text, ",")
-    if len(entries) > 1:
+    if len(entries) > 1:  # `1, 2, \dots, 5`: dots are no entry
         return Collection("", tuple(entry for entry in entries if entry not in ("", r"\dots", r"\ldots")))
     for opening, kind in _BRACKETS.items():
         if not text.startswith(opening):
@@ -74,6 +75,7 @@ def bracketed(text: str) -> Collection | None:
 
 
 _STEP = re.compile(r"\\begin\{|\\end\{|\\[a-zA-Z]+|\\.|.", re.DOTALL)
+# `\begin{` opens two: the brace, which closes behind the name, and the matrix, whose end is the brace of `\end{`.
 _DEPTH = {"{": 1, "(": 1, "[": 1, r"\{": 1, r"\langle": 1, r"\begin{": 2}
 _DEPTH |= {"}": -1, ")": -1, "]": -1, r"\}": -1, r"\rangle": -1, r"\end{": 0}
 
@@ -116,9 +118,11 @@ def matrix(text: str) -> list[list[str]] | None:
 
 def is_relation(text: str) -> bool:
     """Tell whether it is an equation, an inequality or a membership."""
-    return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))
+    return bool(_RELATION.search(_AFTER_A_NAME.sub("", text)))  # not by the `=` in `\sum_{i=1}`
 
 
+# What can be the left side of an equation: a letter with an index or primes, accented or applied to a letter (`NAME`),
+# a function of something (`CALL`).
 _LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK_NAMES})(?![a-zA-Z]))"
 _INDEX = r"(?:_\{(?:[^{}]|\{[^{}]*\})*\}|'+)?"
 _VARIABLE = _LETTER + _INDEX
@@ -130,14 +134,19 @@ DERIVATIVE = (
     rf"\{{(?:(?:d|\\partial) ?{_LETTER}(?:\^\{{\d\}})? ?)+\}}"
 )
 _NAMED = re.compile(rf"({_VARIABLE}) ?= ?([^=<>]+)")
+# A number, perhaps with a fraction, a root or \pi in it, or \infty; no letter, which could be the variable.
 _BOUND = r"(-?(?:\\infty|[^<>=|,a-zA-Z\\]*(?:\\(?:frac|sqrt|pi)[^<>=|,a-zA-Z\\]*)*))"
 _SIDE = r" ?(<|>|\\le|\\ge) ?"
 _RISING = ("<", r"\le")
+# `-1 < x \le 3`, or one side of it
 _INEQUALITY = re.compile(rf"(?:{_BOUND}{_SIDE})?({_LETTER})(?:{_SIDE}{_BOUND})?")
 _MODULUS = re.compile(rf"\|({_LETTER})\|(<|>|\\le ?|\\ge ?)(\d+)")
+# All real numbers, as a sign or in words
 _ALL_REALS = re.compile(r"(?:\\mathbb\{R\}|\\mathbb R|\\R|(?:\\text\{)?all ?real(?: ?number)?s\}?)")
+# \{x \in \mathbb{R} : x > 1\}
 _SET_BUILDER = re.compile(rf"\\\{{ ?({_LETTER})(?: ?\\in ?\\mathbb\{{R\}})? ?[:|] ?(.+)\\\}}")
 _OR = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
+# `(C) 15`, `C) 15`, `A. 5`: the letter in one of the first two groups, what follows it in the third
 _CHOICE = re.compile(r"\W*?(?:\(([A-J])\)|(?<!\w)([A-J])(?:\)|[.:](?=[\s$\\])))\s*(.*)", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?i:option|choice|answer)\s*:?\s+")
 _FONT = re.compile(r"\\(?:text\w*|math(?:rm|bf|sf))\s*\{([^{}]*)\}")
@@ -158,15 +167,17 @@ def chain(text: str) -> Chain | None:
     """
     if "=" not in text or len(split_at(text, ",")) > 1:
         return None
-    parts = [part.strip() for part in split_at(text, "=")]
+    parts = split_at(text, "=")
     if len(parts) < 2 or not all(parts):
         return None
-    letters_of_parts = [letters(part) for part in parts]
-    head = parts[0] if letters_of_parts[0] else ""
-    if (head and len(parts) == 2) or (not head and any(letters_of_parts)):
+    letters_of_parts = list(map(letters, parts))
+    head = parts[0] if letters_of_parts[0] else ""  # the name in `x = 2 + 3 = 5`
+    if head and len(parts) == 2:  # `x = 5`
+        return None
+    if not head and any(letters_of_parts):  # `4 = x^2 + y^2`
         return None
     last = parts[-1]
-    links = []
+    links = []  # what has to be equal for the chain to be true
     for part, used in zip(parts[:-1], letters_of_parts, strict=False):
         if part != head and used <= letters_of_parts[-1]:
             links.append(part)
@@ -175,19 +186,22 @@ def chain(text: str) -> Chain | None:
 
 def spread(text: str) -> str:
     """Write `(x,y)=(1,2)` as `(x=1,y=2)`; anything else as it is."""
-    names_text, equals, right = text.partition("=")
+    # The names go into the entries, where `by_name` finds them: `(y,x)=(1,2)` is not `(1,2)`.
+    names_text, _, right = text.partition("=")
     names = bracketed(names_text.strip())
     values = bracketed(right.strip())
-    if not equals or not names or not values or names.brackets != "()" or values.brackets != "()":
+    if not names or not values or names.brackets != "()" or values.brackets != "()":
         return text
-    if len(names.items) != len(values.items) or not all(re.fullmatch(_VARIABLE, name) for name in names.items):
+    if len(names.items) != len(values.items):
+        return text
+    if not all(re.fullmatch(_VARIABLE, name) for name in names.items):
         return text
     return f"({','.join(map('{}={}'.format, names.items, values.items))})"
 
 
 def by_name(items: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the values of `y=4, x=3` in the order of their names; `None` unless all have names, different ones."""
-    values = {}
+    values = {}  # by name
     for item in items:
         match = _NAMED.fullmatch(item)
         if not match:
@@ -221,7 +235,7 @@ def approximation(text: str) -> Approximation | None:
     if r"\approx" not in text or len(split_at(text, ",")) > 1:
         return None
     first, *approximations = split_at(text, r"\approx")
-    if not approximations or not all(approximations):
+    if not approximations or not all(approximations):  # it stands in brackets, or breaks off
         return None
     exact = first or approximations[0]
     if first and first != "e" and re.fullmatch(rf"{NAME}|{CALL}", first):  # a name has no value, the number e has one
@@ -243,13 +257,16 @@ def interval(text: str) -> tuple[str, str] | None:
             return name, f"{opening}-{bound},{bound}{closing}"
         return name, rf"(-\infty,-{bound}{closing}\cup{opening}{bound},\infty)"
     match = _INEQUALITY.fullmatch(text)
-    if not match or not (match[2] or match[4]) or match[1] == "" or match[5] == "":
+    if not match:
         return None
     low, low_sign, name, high_sign, high = match.groups()
+    if not (low_sign or high_sign) or "" in (low, high):  # no sign, or one without a bound
+        return None
     if low_sign and high_sign and (low_sign in _RISING) != (high_sign in _RISING):
         return None  # 1 < x > 3
     if (low_sign or high_sign) not in _RISING:  # 3 > x > 1
         low, low_sign, high_sign, high = high, high_sign, low_sign, low
+    # A side that is not there is open, at infinity.
     opening = "(" if low_sign in ("<", ">", None) else "["
     closing = ")" if high_sign in ("<", ">", None) else "]"
     return name, opening + (low or r"-\infty") + "," + (high or r"\infty") + closing
@@ -257,6 +274,7 @@ def interval(text: str) -> tuple[str, str] | None:
 
 def union(text: str) -> str:
     r"""Write `x < -1 \text{ or } x > 1`, not tidied, as a union of intervals; anything else as it is."""
+    # Before `tidy`, to which "or" is a comma: `x < -1, x > 1` would be a list of two.
     names = set()
     intervals = []
     for part in _OR.split(text):
@@ -276,26 +294,32 @@ def choice(answer: str, expected: str) -> str | None:
     plain = _FONT.sub(r"\1 ", answer.replace("\\ ", " ").replace("~", " "))
     plain = _OPTION.sub("", plain)
     bare = plain.strip("$().* ")
-    if bare == expected or (bare == expected.lower() and expected <= "E"):
+    if bare == expected or (bare == expected.lower() and expected <= "E"):  # `f` may be a function
         return expected
     match = _CHOICE.fullmatch(plain.strip())
-    if not match or re.match(r"[+*/^_=,<>]|- ", match[3]) or re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", match[3]):
+    if not match:
+        return None
+    content = match[3]
+    if re.match(r"[+*/^_=,<>]|- ", content):  # `C + 1` is a formula
+        return None
+    if re.search(r"(?<!\w)\(?[A-J][).:]|\bor\b", content):  # `C) 15 or D) 16`
         return None
     return match[1] or match[2]
 
 
-# What the parser computes away: 5', gcd(a, b).
+# What the parser computes away: 5', gcd(a, b). Of numbers, `gcd(4, 6)` is computed as it should be.
 _DROPPED = re.compile(r"'|\\(?:gcd|lcm)(?![a-zA-Z])[^)]*[a-zA-Z]|(?:gcd|lcm)\}? ?\([^)]*[a-zA-Z]")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z]) ?\\degree ?")
 _PRIMED = re.compile(r"([a-zA-Z])('+)")
 _DERIVATIVE = re.compile(DERIVATIVE)
-# With an index of their own; no answer has such.
+# What the parser misreads becomes a letter with an index that begins with 7, 8 or 9; no answer has such.
 _SPELLINGS = rules(
-    (r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?", r" \1_{8\2}"),
-    (r"\^\{(?:T|\\top|\\intercal)\}", r"^{t_{8}}"),
+    (r"\\([gG])amma(?![a-zA-Z])(?:_\{(\w+)\})?", r" \1_{8\2}"),  # a function to the parser
+    (r"\^\{(?:T|\\top|\\intercal)\}", r"^{t_{8}}"),  # a transpose, which it drops
     (r"_\{\\(max|min)\}", r"_{\1}"),
     (r"(\d+|[a-zA-Z])!(?=\^)", r"(\1!)"),
 )
+# Spaces and multiplication signs that say nothing. Between digits they do: `1 \cdot 2` is not 12.
 _LOOSE = re.compile(r"(?:(?<!\d)\\cdot|\\cdot(?! ?\d)|(?<!\d) | (?!\d))+")
 
 
@@ -306,10 +330,11 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
         return _LOOSE.sub("", gold) == _LOOSE.sub("", answer)
     gold = for_algebra(gold)
     answer = for_algebra(answer)
-    if _DROPPED.search(gold) or _DROPPED.search(answer):
+    if _DROPPED.search(gold) or _DROPPED.search(answer):  # without its prime, 5' would be 5
         return False
     if not deep:
         return None
+    # Imported here: sympy takes seconds to load, and most samples never come to this line.
     from trl_drgrpo.rewards.functions.mathematics.algebra import algebraically_equal
 
     return algebraically_equal(gold, answer)
@@ -318,7 +343,7 @@ def same_formula(gold: str, answer: str, deep: bool) -> bool | None:
 def for_algebra(text: str) -> str:
     """Return `text` without what the parser drops or misreads; degrees in the argument of a function become
     radians."""
-    if r"\degree" in text and ANGLE_FUNCTION.search(text):
+    if r"\degree" in text and ANGLE_FUNCTION.search(text):  # to the parser, `\sin 30` is of radians
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _DERIVATIVE.sub(_derivative_letter, text)
     text = respelled(text, _SPELLINGS)

@@ -20,10 +20,11 @@ _MACROS_OF_SIGNS = """
 ⩽ le ≥ ge ≧ ge ⩾ ge ≠ ne ≈ approx ≒ approx ∅ emptyset ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∠ angle ∑ sum ∫ int
 ∂ partial
 """
-_SIGNS = re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)
-_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in [*GREEK.items(), *_SIGNS]})
+_MACROS = [*GREEK.items(), *re.findall(r"(\S) (\w+)", _MACROS_OF_SIGNS)]
+_UNICODE = str.maketrans({sign: rf"\{name} " for sign, name in _MACROS})
 _UNICODE |= str.maketrans({"°": r"^\circ ", "˚": r"^\circ ", "º": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"})
 _UNICODE |= str.maketrans({"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"})
+# One sign for one: dashes, divisions, a ratio, a prime, Å, then commas, points and the percent sign of other scripts.
 _UNICODE |= str.maketrans("−‐‑‒–÷⁄∕∶′\u212b、。，٪٫٬", "-----///:'Å,.,%.,")
 # Spaces of all widths, and what has none.
 _UNICODE |= dict.fromkeys([0xA0, 0x202F, 0x205F, 0x3000, *range(0x2000, 0x200B)], " ")
@@ -52,11 +53,13 @@ def in_ascii(text: str) -> str:
 
     ```
     """
+    # NFKC of the whole text would not do: it turns `x²` into `x2`, and `3½` into `31/2`.
     text = _RAISED.sub(lambda match: f"^{{{_compatible(match[0])}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{_compatible(match[0])}}}", text)
     text = _VULGAR_FRACTION.sub(_fraction, text)
     text = _OTHER_FORMS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = _OTHER_DIGIT.sub(lambda match: str(unicodedata.digit(match[0])), text)
+    # Roots last: the number below a root may have been written in other digits.
     return _ROOT_SIGN.sub(_root, text.translate(_UNICODE))
 
 

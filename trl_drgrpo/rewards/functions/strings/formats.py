@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from trl_drgrpo.common.errors import InputError, UnscorableError, require_package, shortened
 from trl_drgrpo.common.ranges import Choice, Range, finite_number, positive, refuse_outside, whole
 from trl_drgrpo.rewards.columns import LogMetric
-from trl_drgrpo.rewards.contract import Limits, OnError
+from trl_drgrpo.rewards.contract import Limits, OnError, Rewards
 from trl_drgrpo.rewards.functions.strings.matching import AgainstColumn
 from trl_drgrpo.rewards.recipe_names import register_reward
 from trl_drgrpo.rewards.sample import SampleReward, after_thinking
@@ -76,14 +76,15 @@ class FormatReward(SampleReward):
             if tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", str(tag)):
                 raise InputError(field, repr(tag), "the name of a tag", "Write it without angle brackets.")
 
-    def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: Sequence[Text], log_metric: LogMetric = None, **kwargs: Any) -> Rewards:
         """Return the rewards of `B` completions; without `prompts` they count as conversational."""
-        texts = [self._with_reasoning(completion) for completion in completions]
+        texts = list(map(self._with_reasoning, completions))
         prompts = kwargs.pop("prompts", None) or [None] * len(texts)
         return super().__call__(texts, log_metric, prompts=prompts, **kwargs)
 
     def score(self, completion: str, **columns: Any) -> float:
         """Return 1.0 or 0.0; `prompts`: the prompt of this one completion."""
+        # The tag that the prompt ends in is put back, so that one pattern fits both kinds of templates.
         opening = f"<{self.think_tag}>"
         text = completion.strip()
         if self._begun_inside(text, columns.get("prompts"), opening):
@@ -92,6 +93,7 @@ class FormatReward(SampleReward):
         for tag in (self.think_tag, self.answer_tag):
             if tag is None:
                 continue
+            # Counted first, so that the pattern below has one way to match and takes linear time.
             if text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1:
                 return 0.0
             blocks.append(f"<{tag}>(.*)</{tag}>")
@@ -105,7 +107,7 @@ class FormatReward(SampleReward):
             return bool(self.think_opened)
         if isinstance(prompt, str):
             return prompt.rstrip().endswith(opening)
-        return opening not in text
+        return opening not in text  # of messages the template is not seen here, so the benefit of the doubt
 
     def _with_reasoning(self, completion: Text) -> str:
         """Return the text, with the reasoning back between its tags where the trainer has parsed it out."""
@@ -113,7 +115,7 @@ class FormatReward(SampleReward):
         if isinstance(completion, str):
             return text
         messages = [message for message in completion if message.get("role") == "assistant"] or completion
-        if messages:
+        if messages:  # the last turn is scored, as in `completion_text`
             for key in _REASONING_KEYS:
                 reasoning = messages[-1].get(key)
                 if reasoning:
@@ -166,6 +168,7 @@ class RegexReward(AgainstColumn):
         super().__post_init__()
         if not self.pattern:
             raise InputError("pattern", repr(self.pattern), "a non-empty pattern", "An empty one matches every text.")
+        # Not `re`, which knows no time-out: a pattern that runs away would stop the run.
         regex = importlib.import_module("regex")
         flags = regex.DOTALL
         if self.ignore_case:
@@ -191,6 +194,7 @@ class RegexReward(AgainstColumn):
         group = "answer"
         if group not in self.compiled.groupindex:
             group = min(self.compiled.groups, 1)  # 0, the whole match, where there is no group
+        # The time-out is that of the regex library, which bounds a pattern on any thread and without a worker.
         answer = None
         for match in self.compiled.finditer(completion, timeout=self.timeout):
             answer = match[group]
@@ -272,16 +276,16 @@ class JsonSchemaReward(SampleReward):
         is_json, value = _read_json(completion)
         if not is_json:
             return 0.0
-        if schema is None:
-            return 1.0
         try:
-            return 1.0 if _validator(schema).is_valid(value) else self.invalid_score
+            is_valid = schema is None or _validator(schema).is_valid(value)
         except RecursionError:  # nested as deeply as the parser lets through
-            return self.invalid_score
+            is_valid = False
+        return 1.0 if is_valid else self.invalid_score
 
 
 def _read_json(text: str) -> tuple[bool, Any]:
     text = after_thinking(text).strip()
+    # The whole text first: JSON may have a fence in one of its strings.
     # Between fences stand in turn what is outside and inside of a block; behind the last one, nothing is closed.
     closed = _FENCE.split("\n".join(text.splitlines()))[1:-1:2]
     for candidate in (text, *closed[-1:]):
@@ -301,12 +305,14 @@ def _validator(schema: object) -> Any:
     require_package(*_JSONSCHEMA)
     jsonschema = importlib.import_module("jsonschema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    # Checked by hand: `is_valid` trusts its schema, and fails on an invalid one in the middle.
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its top level"
         remedy = "Fix the schema."
         raise InputError("schema", f"a schema with {error.message} at {where}", "a JSON Schema", remedy) from error
+    # The published drafts are all that this registry has: a reference to any other address is not followed.
     return kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)
 
 

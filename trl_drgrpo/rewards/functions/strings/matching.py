@@ -25,6 +25,7 @@ from trl_drgrpo.rewards.sample import SampleReward, after_thinking, marked_answe
 
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
 _WHERE = Choice(("answer", "marked", "whole"))
+Quotient = tuple[Decimal, Decimal]  # numerator and denominator: `3/4` stays exact
 
 
 def answer_text(completion: str, where: str) -> str | None:
@@ -44,6 +45,7 @@ def answer_text(completion: str, where: str) -> str | None:
     """
     if where == "whole":
         return completion
+    # A mark wins over the last line: models often go on after they have given the answer.
     text = after_thinking(completion)
     answer = marked_answer(text)
     if answer is None and where == "answer":
@@ -62,14 +64,12 @@ class AgainstColumn(SampleReward):
     def score(self, completion: str, **columns: Any) -> float | None:
         """Return 1.0 or 0.0; `None` for a row without a truth."""
         value = columns[self.column]
-        if value is None:
-            return None
-        truth = self.read(value)
+        truth = None if value is None else self.read(value)
         return None if truth is None else float(self.is_right(completion, truth))
 
     def check_row(self, **columns: Any) -> str | None:
         """Reason why the row's gold answer cannot be read."""
-        try:
+        try:  # any completion will do: what fails on an empty one is the truth
             self.score("", **columns)
         except UnscorableError as error:
             return str(error)
@@ -136,6 +136,7 @@ class ExactMatchReward(AgainstColumn):
         answer = answer_text(completion, self.where)
         if answer is None:
             return False
+        # As it stands, without fonts, and without brackets around a letter: any of the three may be the truth.
         spellings = [answer]
         if self.where != "whole":
             plain = without_fonts(answer)
@@ -190,42 +191,45 @@ class NumericReward(AgainstColumn):
     allowed: ClassVar = dict.fromkeys(("abs_tol", "rel_tol"), Range(0, remedy="0 compares exactly."))
     allowed |= {"where": _WHERE, "only_number": bool, "thousands": Choice((",", ".", " ", "'", ""))}
 
-    def is_right(self, completion: str, truth: tuple[Decimal, Decimal]) -> bool:
+    def is_right(self, completion: str, truth: Quotient) -> bool:
         answer = answer_text(completion, self.where)
         if answer is None:
             return False
         numbers = list(self._numbers(answer))
         if not numbers:
             return False
+        # Of a whole text the last number counts. A mark promises one answer, so several there are none.
         is_marked = self.where != "whole" and answer_text(completion, "marked") is not None
         if len(numbers) > 1 and (is_marked or self.only_number):  # correct by listing
             return False
         return self._equal(numbers[-1], truth)
 
-    def read(self, truth: object) -> tuple[Decimal, Decimal]:
+    def read(self, truth: object) -> Quotient:
         if isinstance(truth, str):
             numbers = list(self._numbers(truth.rpartition("####")[2]))
             if len(numbers) == 1:
                 return numbers[0]
         elif not isinstance(truth, bool):
             with contextlib.suppress(InvalidOperation):
-                number = Decimal(str(truth))
+                number = Decimal(str(truth))  # by its text: 0.1 is meant, and not the float next to it
                 if number.is_finite():
                     return number, Decimal(1)
         raise UnscorableError(f"column {self.column!r} holds {truth!r}, which is not one number")
 
-    def _numbers(self, text: str) -> Iterator[tuple[Decimal, Decimal]]:
+    def _numbers(self, text: str) -> Iterator[Quotient]:
         """The numbers of a text, in order, each as numerator and denominator."""
         point = "," if self.thousands == "." else "."
         inside = re.escape(self.thousands)
         # Every run of digits and separators is read once, so the time is linear in the text.
         number = rf"\d(?:[\d{inside}]*\d)?(?:{re.escape(point)}\d+)?|{re.escape(point)}\d+"
+        # An exponent of four digits at most, which a Decimal holds; a denominator, unless it is a date: 1/2/2024.
         tail = r"(?P<e>[eE][-+]?\d{1,4}(?!\w))?(?:/(?P<d>\d+)(?![\d/]))?"
         pattern = rf"(?<![\w)])[-+−]?(?P<n>{number}){tail}|(?P<m>{number})"  # m: after a letter, so without a sign
         for match in re.finditer(pattern, text):
             yield from self._read(match, point)
 
-    def _read(self, match: re.Match[str], point: str) -> Iterator[tuple[Decimal, Decimal]]:
+    def _read(self, match: re.Match[str], point: str) -> Iterator[Quotient]:
+        # `1,234.5` is one number, `1,2,3.5` are three: groups behind the first separator have three digits.
         digits = match["n"] or match["m"]
         integer, _, fraction = digits.partition(point)
         pieces = integer.split(self.thousands) if self.thousands else [integer]
@@ -239,21 +243,22 @@ class NumericReward(AgainstColumn):
         sign = "-" if match[0][0] in "-−" else ""
         value = Decimal(f"{sign}{''.join(pieces) or 0}.{fraction or 0}{match['e'] or ''}")
         denominator = Decimal(match["d"] or 1)
-        if denominator:
+        if denominator:  # 3/0 is no number
             yield value, denominator
 
-    def _equal(self, number: tuple[Decimal, Decimal], truth: tuple[Decimal, Decimal]) -> bool:
+    def _equal(self, number: Quotient, truth: Quotient) -> bool:
         # Decimals of one denominator are compared exactly: as floats, long numbers that differ would be equal.
         quotient = _quotient(number)
         true_quotient = _quotient(truth)
         if number == truth or (number[1] != truth[1] and quotient == true_quotient):
             return True
         tolerance = max(float(self.abs_tol), float(self.rel_tol) * abs(true_quotient))
-        are_finite = math.isfinite(quotient) and math.isfinite(true_quotient)
-        return tolerance > 0 and are_finite and abs(quotient - true_quotient) <= tolerance
+        if not tolerance > 0 or not (math.isfinite(quotient) and math.isfinite(true_quotient)):
+            return False
+        return abs(quotient - true_quotient) <= tolerance
 
 
-def _quotient(number: tuple[Decimal, Decimal]) -> float:
+def _quotient(number: Quotient) -> float:
     try:
         return float(number[0]) / float(number[1])
     except (OverflowError, ZeroDivisionError):
@@ -315,9 +320,10 @@ class ChoiceReward(AgainstColumn):
         else:
             # From the most explicit way to the least.
             picked = self._by_phrase(text) or self._alone(text) or set(re.findall(rf"\(([{self.letters}])\)", text))
-        return picked.pop() if len(picked) == 1 else None
+        return picked.pop() if len(picked) == 1 else None  # two letters would be correct by listing
 
     def read(self, truth: object) -> str:
+        # A position, as MMLU has it, or the letter. To Python, `True` is the integer 1.
         if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(self.letters):
             return self.letters[truth]
         if isinstance(truth, str):
@@ -344,13 +350,15 @@ class ChoiceReward(AgainstColumn):
         """Choices named by the contents of a tag, a box or a column, in capitals or small letters."""
         text = without_fonts(text)
         picked = self._alone(text)
-        if not picked and len(text) <= 4:  # `b`, `(b)`, `b.`
+        if not picked and len(text) <= 4:  # `b`, `(b)`, `b.`; in a longer text `a` is a word
             picked = self._alone(text.upper())
         return picked or self._by_phrase(text) or set(re.findall(rf"(?<!\w)[{self.letters}](?![\w'’])", text))
 
     def _by_phrase(self, text: str) -> set[str]:
+        # A letter and what may be set around it, of bounded length: the pattern is searched for in any text.
         letter = rf"[\s(*\[$]{{0,8}}(?:\\boxed\{{)?[{self.letters}](?![\w'’])[)\]*.$}}]{{0,8}}"
         lead = r"(?i:\b(?:answer|choice|option)(?:\s+is|\s*[:=])(?:\s*:)?(?:\s+(?:option|choice))?)[\s:*]{0,8}"
+        # With what follows on "or": "The answer is A or B" picks two.
         phrases = re.findall(rf"{lead}({letter}(?:\s*(?:,|/|\bor\b|\band\b)+{letter})*)", text)
         return set(re.findall(rf"(?<!\w)[{self.letters}](?!\w)", " ".join(phrases)))
 
