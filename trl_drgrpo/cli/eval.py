@@ -44,7 +44,7 @@ from trl_drgrpo.evaluation.table import is_whole, notes, put_into_card, table, t
 from trl_drgrpo.features.diagnostics.statistics import CorrectnessRule
 from trl_drgrpo.rewards.contract import reward_name
 from trl_drgrpo.rewards.recipe_rewards import resolve_reward
-from trl_drgrpo.rewards.texts import completion_text, one_line, prompt_text
+from trl_drgrpo.rewards.texts import completion_text, end_on_one_line, one_line, prompt_text
 from trl_drgrpo.upstream.versions import provenance
 
 # Folder for models outside of a run.
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     console.print_result(as_json(content) if args.json else _plain_text(content))
     if args.show and not args.json:
         answers = {names[role]: rows for role, rows in samples.items()}
-        console.print_result("\n".join(_answers(answers, task, args.show)))
+        console.print_result("\n".join([*_answers(answers, task, args.show), ""]))
     # Files come after what is printed: on a full disk the result is on the terminal.
     write_result(path, as_json(content))
     console.log(f"Written: {path}; samples: {files['model']}")
@@ -329,7 +329,7 @@ def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[s
     places = [place for place, row in enumerate(some_rows) if row[KIND]["row"] == 0]
     lines = []
     for place in places[:prompts]:
-        lines += ["", one_line(prompt_text(some_rows[place]["prompt"]), 100)]
+        lines += ["", end_on_one_line(prompt_text(some_rows[place]["prompt"]), 100)]
         for name, rows in samples.items():
             answer = one_line(completion_text(rows[place]["completion"]), 100)
             lines.append(f"  {name:{width}}  {signs[verdicts[name][place]]} {answer}")

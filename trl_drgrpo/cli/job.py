@@ -281,7 +281,7 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
     Returns two: `output_dir`, `steps` (optimizer steps done, in total), and where logged `reward_first`,
     `reward_last` (mean rewards over the first and the last logging interval), the same of `eval_reward`, `step_reward`
-    and `eval_step_reward`; and all that was logged.
+    and `eval_step_reward` (a single evaluation as `eval_reward_at_step_<n>`); and all that was logged.
     """
     import transformers
     from packaging.version import Version
@@ -311,7 +311,13 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     result = {"output_dir": args.output_dir, "steps": trainer.state.global_step}
     for key, name in _RESULTS.items():
         logged = logged_values(key, trainer.state.log_history)
-        if logged and not _is_zero_by_definition(key, trainer.state.log_history):
+        if not logged or _is_zero_by_definition(key, trainer.state.log_history):
+            continue
+        if key.startswith("eval_") and len(logged) == 1:
+            # Neither the first nor the last of anything: before training it says nothing of the trained model.
+            step = next(entry["step"] for entry in trainer.state.log_history if key in entry)
+            result[f"{name}_at_step_{step}"] = round(logged[0], 4)
+        else:
             result |= {f"{name}_first": round(logged[0], 4), f"{name}_last": round(logged[-1], 4)}
     # Finishes the trackers and destroys the process group.
     if Version(transformers.__version__) >= Version("5.18.0"):

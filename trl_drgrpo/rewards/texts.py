@@ -44,6 +44,12 @@ def one_line(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
+def end_on_one_line(text: str, longest: int) -> str:
+    """Return the end of a text on one line: examples and instructions stand in front of what a prompt asks."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else "..." + text[-(longest - 3) :]
+
+
 def prompt_text(prompt: Text) -> str:
     """Return a prompt as one string, in which empty lines separate messages.
 

@@ -94,6 +94,17 @@ def test_a_function_that_fails_in_both_forms_is_a_warning(caplog):
     assert "reward always_fails fails on a sample completion: KeyError" in caplog.text
 
 
+@pytest.mark.parametrize("result", [["correct"] * 3, 1.0, [1.0], [{"score": 1.0}] * 3])
+@pytest.mark.parametrize("row", [OF_TEXT, OF_MESSAGES])
+def test_a_result_that_no_run_accepts_is_an_error(result, row):
+    def no_rewards(completions, **kwargs):
+        return result
+
+    for reward_func in (no_rewards, isolate(no_rewards)):
+        with pytest.raises(RewardError, match="reward function 'no_rewards': got"):
+            try_rewards([reward_func], row)
+
+
 # During a run.
 
 
