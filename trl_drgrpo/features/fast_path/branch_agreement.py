@@ -70,9 +70,9 @@ def why_not_branched(
     with without_noise(model), _as_checkpointed_in_training(model), shorter_window:
         try:
             alone = _outcome(model, log_probs, [pack_rows(tokens, batch) for batch in ALONE])
-            layouts = [branch_rows(tokens, batch) for batch in TOGETHER]
-            together = _outcome(model, log_probs, layouts)
-            control = _outcome(model, log_probs, [_with_prompts_exchanged(packed) for packed in layouts])
+            branches = [branch_rows(tokens, batch) for batch in TOGETHER]
+            together = _outcome(model, log_probs, branches)
+            control = _outcome(model, log_probs, [_with_prompts_exchanged(packed) for packed in branches])
         except FAILURES as error:
             first_line = str(error).partition("\n")[0]
             return f"it fails from the states of a prompt ({type(error).__name__}: {first_line})"
@@ -98,10 +98,12 @@ def _tokens(vocabulary: int, device: torch.device) -> TokenBatch:
     masks = []
     for prompt_length, completion_lengths in zip(PROMPT_TOKENS, COMPLETION_TOKENS, strict=True):
         prompt = torch.randint(vocabulary, (prompt_width,), generator=generator)
+        is_prompt = torch.arange(prompt_width) >= prompt_width - prompt_length  # padded on the left
         for length in completion_lengths:
-            ids.append(torch.cat([prompt, torch.randint(vocabulary, (width,), generator=generator)]))
-            is_prompt = torch.arange(prompt_width) >= prompt_width - prompt_length
-            masks.append(torch.cat([is_prompt, torch.arange(width) < length]).long())
+            completion = torch.randint(vocabulary, (width,), generator=generator)
+            is_completion = torch.arange(width) < length
+            ids.append(torch.cat([prompt, completion]))
+            masks.append(torch.cat([is_prompt, is_completion]).long())
     return TokenBatch(torch.stack(ids).to(device), torch.stack(masks).to(device), width)
 
 
@@ -110,7 +112,8 @@ def _with_prompts_exchanged(packed: Packed) -> Packed:
     prompts = packed.prompts
     if prompts is None:
         return packed
-    return replace(packed, prompts=replace(prompts, of_row=(prompts.of_row + 1) % len(prompts.input_ids)))
+    next_prompts = (prompts.of_row + 1) % len(prompts.input_ids)
+    return replace(packed, prompts=replace(prompts, of_row=next_prompts))
 
 
 def _outcome(
@@ -130,16 +133,20 @@ def _outcome(
 
     hook = model.get_input_embeddings().register_forward_hook(shifted)
     try:
-        outcomes = []
+        all_values = []
+        gradients = []
         for packed in layouts:  # one at a time: each graph is freed before the next
             with torch.enable_grad():
                 values = packed.unpack(log_probs(packed))
+                # Unequal weights, of both signs: errors in several rows do not cancel.
                 weights = torch.linspace(-1.0, 2.0, values.numel(), device=values.device).view(values.shape)
-                (gradient,) = torch.autograd.grad((values * weights).sum(), shifts)
-            outcomes.append((values.detach(), gradient))
+                weighted_sum = (values * weights).sum()
+                (gradient,) = torch.autograd.grad(weighted_sum, shifts)
+            all_values.append(values.detach())
+            gradients.append(gradient)
     finally:
         hook.remove()
-    all_values, gradients = zip(*outcomes, strict=True)
+    # A row that a layout does not run has zeros there.
     return torch.stack(all_values).sum(dim=0), torch.stack(gradients).sum(dim=0)
 
 

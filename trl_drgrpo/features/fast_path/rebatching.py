@@ -42,7 +42,8 @@ def why_not_rebatched(
     if selects_tokens(model.config):
         return "its attention selects tokens by an index, which depends on the width of a batch"
     tokens = _rows(model.config.get_text_config().vocab_size, model.device)
-    packed = pack_rows(tokens, [(row,) for row in range(len(PROMPT_TOKENS))])  # each row alone
+    rows_alone = [(row,) for row in range(len(PROMPT_TOKENS))]
+    packed = pack_rows(tokens, rows_alone)
     positions = (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     with torch.no_grad(), without_noise(model):
         try:
@@ -53,6 +54,7 @@ def why_not_rebatched(
     expected = expected[packed.scored]
     actual = actual[packed.scored]
     difference = (actual - expected).abs().max().item()
+    # The scale of what is allowed: how far the log-probabilities of this model lie apart.
     spread = (expected - expected.mean()).abs().max().item()
     allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * spread
     if not difference <= allowed:  # written so that NaN on either side refuses as well

@@ -93,10 +93,13 @@ def relative_pair_cost(config: "PreTrainedConfig") -> float:
         width = text.hidden_size
         heads = getattr(text, "num_attention_heads", None) or 1
         head_width = getattr(text, "head_dim", None) or width // heads
+        key_value_heads = getattr(text, "num_key_value_heads", None) or heads
         attention = heads * head_width
-        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+        key_value = key_value_heads * head_width
         inner = getattr(text, "intermediate_size", None) or 4 * width
-        return 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
+        # Weights of the four projections of attention, and of a gated feed-forward layer.
+        weights = 2 * width * (attention + key_value) + 3 * width * inner
+        return 2 * attention / weights
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
         return 1 / (8 * 1024)
 
@@ -127,9 +130,12 @@ def mask_form(config: "PreTrainedConfig") -> MaskForm | str:
     implementation = getattr(config, "_attn_implementation", None) or "sdpa"
     if implementation not in ("sdpa", "eager"):
         return f"its attention is {implementation!r}; a block mask needs 'sdpa' or 'eager'"
-    is_of_kinds = "sliding_attention" in kinds
-    is_windowed = is_of_kinds or not kinds
-    return MaskForm(window if is_windowed else None, kinds if is_of_kinds else (), implementation == "eager")
+    is_additive = implementation == "eager"
+    if "sliding_attention" in kinds:
+        return MaskForm(window, kinds, is_additive)
+    if kinds:  # a configuration may hold a window that none of its layers has
+        return MaskForm(additive=is_additive)
+    return MaskForm(window, additive=is_additive)
 
 
 def why_not_shared(
@@ -153,6 +159,7 @@ def why_not_shared(
     text = model.config.get_text_config()
     shorter_window = nullcontext()
     if form.window is not None:
+        # Models read their window in every forward, to make the mask of the rows alone.
         shorter_window = swapped(text, sliding_window=TESTED_WINDOW)
         form = replace(form, window=TESTED_WINDOW)
     with torch.no_grad(), without_noise(model), shorter_window:
@@ -181,7 +188,8 @@ def _self_test(
     ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
     ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
     for row, (parent, tokens) in FORKS.items():
-        ids[row, : PROMPT_TOKENS + tokens] = ids[parent, : PROMPT_TOKENS + tokens]
+        fork = PROMPT_TOKENS + tokens
+        ids[row, :fork] = ids[parent, :fork]
     ends = PROMPT_TOKENS + torch.tensor(COMPLETION_TOKENS)
     mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
 
