@@ -77,8 +77,8 @@ class MovementWatch(DescribingFeature):
         if not self._samples or optimizer is None:
             return
         # A warm-up takes steps on purpose too small to show: they would count as steps that moved nothing.
-        is_still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
-        if is_still or state.global_step < args.get_warmup_steps(state.max_steps):
+        highest_rate = max(float(group["lr"]) for group in optimizer.param_groups)
+        if highest_rate <= 0 or state.global_step < args.get_warmup_steps(state.max_steps):
             return
         had_signal = False
         for sample in self._samples:
@@ -101,8 +101,9 @@ def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
     samples = []
     for name, parameter in trained:
         count = min(parameter.numel(), per_parameter)
-        index = torch.arange(count, device=parameter.device) * (parameter.numel() // count)
-        start = parameter.detach().reshape(-1)[index].clone()
+        distance = parameter.numel() // count
+        index = torch.arange(count, device=parameter.device) * distance
+        start = parameter.detach().reshape(-1)[index].clone()  # the optimizer steps in place
         untouched = torch.zeros_like(start, dtype=torch.bool)
         samples.append(_Sample(parameter, _group(name, parameter), index, start, untouched))
     return samples
@@ -158,6 +159,7 @@ def first_loss_remarks(trainer: "TrainerProtocol", loss: float) -> list[str]:
     """
     args = trainer.args
     remarks = []
+    # An optimizer step over a part of a generation batch may hold a part of a group, and its sum is not 0.
     whole_groups = args.gradient_accumulation_steps % args.steps_per_generation == 0
     sum_to_zero = trainer.step_scorer is None and trainer.own_advantages is None
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)

@@ -123,7 +123,10 @@ class ProgressCallback(DescribingCallback):
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
-        evaluation = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+        evaluation = {}
+        for name, value in logs.items():
+            if name.startswith("eval_"):
+                evaluation[name.removeprefix("eval_")] = value
         line = status_line(evaluation, full=True)
         if line:
             self._print(f"evaluation at step {state.global_step}  {line}")
@@ -161,11 +164,14 @@ class ProgressCallback(DescribingCallback):
 
     def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
-        remaining = "" if self._bar is not None else self._training_left(state)  # the bar shows it
-        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{remaining}")
+        line = f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}"
+        if self._bar is None:  # which shows the time that is left
+            line += self._training_left(state)
+        self._print(line)
 
     def _print(self, line: str) -> None:
         self._last_line = self._clock()
+        # Plain text: a reward's name in brackets would be markup, and a log file wants no wrapped lines.
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _move(self, state: TrainerState) -> None:
@@ -176,6 +182,7 @@ class ProgressCallback(DescribingCallback):
     def _training_left(self, state: TrainerState) -> str:
         if not self._first_step < state.global_step < state.max_steps:
             return ""
+        # A resumed run has taken no time for the steps of the run before.
         steps_done = state.global_step - self._first_step
         return self._time_left(self._began, steps_done, state.max_steps - self._first_step)
 
@@ -205,7 +212,10 @@ def progress_by_default(trainer: Trainer) -> AbstractContextManager[None]:
     `disable_tqdm`) or the user has added a progress callback."""
     kinds = (TqdmCallback, PrinterCallback, ProgressCallback)
     shown = [type(callback) for callback in trainer.callback_handler.callbacks if isinstance(callback, kinds)]
-    return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
+    # The type itself: a subclass is the user's own.
+    if shown == [TqdmCallback]:
+        return show_progress(trainer)
+    return nullcontext()
 
 
 def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
@@ -232,8 +242,12 @@ def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
             mean_of_reward = re.fullmatch(r"(?:process_)?rewards/(.+)/mean", name)
             if mean_of_reward and name != PROCESS_ONLY:
                 shown[name] = f"{mean_of_reward[1]} {{:.3g}}"
-    numbers = [(text, logs.get(name)) for name, text in shown.items()]
-    return "  ".join(text.format(number) for text, number in numbers if isinstance(number, int | float))
+    phrases = []
+    for name, text in shown.items():
+        number = logs.get(name)
+        if isinstance(number, int | float):
+            phrases.append(text.format(number))
+    return "  ".join(phrases)
 
 
 _SHOWN = {
@@ -259,4 +273,6 @@ def spoken_time(seconds: float) -> str:
     """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if not hours:
+        return f"{minutes}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}"

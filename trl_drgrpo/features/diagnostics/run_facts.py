@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.step_scorer import StepScorer
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
-# Fields of the configuration, a line for each matter.
+# Fields of the configuration, a line for each matter. A field that this version of TRL does not have is left out.
 _OBJECTIVE = (
     *("advantage_baseline", "beta", "beta_warmup_steps"),
     *("epsilon", "epsilon_high", "delta", "scale_by_running_std"),
@@ -60,7 +60,9 @@ _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_d
 def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return facts of one start of a run: run, versions, device, number of processes."""
     device = trainer.accelerator.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = device.type
+    if name == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "run_id": trainer.run_id,
         "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
@@ -99,10 +101,13 @@ def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the
     objective of `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
+    step_rewards = []
+    if scorer:
+        step_rewards = _weighted(scorer.names, scorer.weights)
     return {
         **_objective(trainer),
         "rewards": _weighted(trainer.reward_func_names, trainer.reward_weights.tolist()),
-        "step_rewards": _weighted(scorer.names, scorer.weights) if scorer else [],
+        "step_rewards": step_rewards,
         **fields_of(trainer.args, _SAMPLING),
     }
 
@@ -118,7 +123,9 @@ def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
         objective |= {name: getattr(args, name) for name in _STEP_OBJECTIVE}
         objective["step_separator"] = _separator(trainer, trainer.step_scorer)
     objective["state_keys"] = trainer.turns.state_keys_of
-    objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
+    objective["dynamic_sampling"] = None  # True keeps the objective
+    if args.dynamic_sampling == "dapo":
+        objective["dynamic_sampling"] = "dapo"
     objective["advantages"] = trainer.own_advantages
     return objective | fields_of(args, _WEIGHTS)
 
@@ -127,8 +134,9 @@ def _separator(trainer: "TrainerProtocol", scorer: "StepScorer") -> list[str] | 
     """Return the configured rule for step ends, or the name of a segmenter that the trainer was given instead."""
     from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 
-    is_configured = scorer.segmenter.name == configured_segmenter(trainer.step_separator).name
-    return trainer.step_separator if is_configured else scorer.segmenter.name
+    if scorer.segmenter.name == configured_segmenter(trainer.step_separator).name:
+        return trainer.step_separator
+    return scorer.segmenter.name
 
 
 def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:
