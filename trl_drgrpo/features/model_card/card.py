@@ -123,8 +123,9 @@ def card_text(
     is_drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = changed_settings(args)
     dataset = trainer.train_dataset
-    evaluation = trainer.eval_dataset
-    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    splits = trainer.eval_dataset
+    if not isinstance(splits, dict):
+        splits = {"": splits}
     example = redacted(example_of(trainer, newest), vars(args))
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
@@ -157,7 +158,9 @@ def card_text(
 
 def _size(dataset: Data) -> str | None:
     """Return the number of rows; `None` for a stream, which is not counted."""
-    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None
+    if not isinstance(dataset, Sized):
+        return None
+    return f"{len(dataset):,}"
 
 
 def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | None) -> None:
@@ -213,17 +216,21 @@ def base_model_of(model: PreTrainedModel) -> str | None:
     """Return the Hub id of the model that was trained or carries the adapter, or that it was converted from; `None`
     when it is no Hub model."""
     name = getattr(model.config, "_name_or_path", None)
-    return name if is_hub_id(name) else origin_of(name).get("base_model")
+    if is_hub_id(name):
+        return name
+    return origin_of(name).get("base_model")  # of a local folder that was converted or merged
 
 
 def kind_of(model: PreTrainedModel) -> str:
     """Return the class of the model, or of the one that carries the adapter."""
-    base = getattr(model, "get_base_model", None)
-    return type(model if base is None else base()).__name__
+    if hasattr(model, "get_base_model"):  # of PEFT
+        model = model.get_base_model()
+    return type(model).__name__
 
 
 def dataset_id(dataset: Data) -> str | None:
     """Return the Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
+    # `hf://datasets/<id>@<revision>/<file>`: the address of each file that was downloaded for it.
     checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     for source in checksums:
         name = str(source).partition("hf://datasets/")[2].partition("@")[0]

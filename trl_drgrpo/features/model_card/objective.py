@@ -34,6 +34,7 @@ def objective_of(trainer: "TrainerProtocol") -> tuple[list[str], list[str]]:
     """
     args = trainer.args
     scorer = trainer.step_scorer
+    # The templates choose the terms: a setting that has no effect in this run is not named.
     values = {
         "args": args,
         "trainer": trainer,

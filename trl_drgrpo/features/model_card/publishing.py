@@ -132,5 +132,8 @@ class ModelCard(Feature):
 
 
 def _short(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {lines[0].rstrip('.:')}"

@@ -76,6 +76,7 @@ def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
+        # Onto the disk before the name changes: after a power cut, the file must not be there and empty.
         file.flush()
         os.fsync(file.fileno())
     part.replace(checkpoint / STATE_FILE)
@@ -105,13 +106,12 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
 
 def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Return size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
-    files = [path for path in checkpoint.rglob("*") if path.is_file()]
-    listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
     marks = {}
-    for path in listed:
-        stat = path.stat()
-        mark = {"bytes": stat.st_size, _SUM: _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns)}
-        marks[path.relative_to(checkpoint).as_posix()] = mark
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name not in _NOT_LISTED:
+            stat = path.stat()
+            mark = {"bytes": stat.st_size, _SUM: _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns)}
+            marks[path.relative_to(checkpoint).as_posix()] = mark
     return marks
 
 
@@ -136,11 +136,12 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
         marks = (read_state(checkpoint) or {"files": {}})["files"]
     except (OSError, ValueError) as error:
         return f"{STATE_FILE} cannot be read ({error})"
-    needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
     # All sizes first: they cost nothing, and a missing file must not wait for the checksums of gigabytes.
-    for read in (False, True) if checksums else (False,):
-        for name, mark in needed.items():
-            reason = why_changed(checkpoint, name, mark, read)
+    for reads in (False, True) if checksums else (False,):
+        for name, mark in marks.items():
+            if name.startswith(_NOT_NEEDED):
+                continue
+            reason = why_changed(checkpoint, name, mark, reads)
             if reason:
                 return reason
     return ""
@@ -291,10 +292,10 @@ def run_in(output_dir: Path) -> str:
         others = len(checkpoints) - 1
         and_others = ("", " and 1 more checkpoint", f" and {others} more checkpoints")
         return checkpoints[0] + and_others[min(others, 2)]
-    if not (output_dir / _MARK).exists():
-        return ""
     weights = sorted(chain.from_iterable(map(output_dir.glob, _WEIGHTS)))
-    return f"a saved model, {weights[0].name}" if weights else ""
+    if weights and (output_dir / _MARK).exists():
+        return f"a saved model, {weights[0].name}"
+    return ""
 
 
 def delete_run(output_dir: Path) -> None:

@@ -67,7 +67,9 @@ def _kind(model: PeftModel) -> str:
     config = model.peft_config[model.active_adapters[0]]
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     rank = getattr(config, "r", None)
-    return kind if rank is None else f"{kind} with r={rank}"
+    if rank is None:  # of an adapter that is not low-rank
+        return kind
+    return f"{kind} with r={rank}"
 
 
 def _shapes(checkpoint: Path, stem: str) -> Shapes:

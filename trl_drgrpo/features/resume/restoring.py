@@ -61,7 +61,9 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
         message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
         logger.warning(message, checkpoint)
     file = checkpoint / FEATURES_FILE
-    feature_states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    feature_states = {}
+    if file.exists():
+        feature_states = json.loads(file.read_text(encoding="utf-8"))
     for name, feature in features_by_name(trainer.features).items():
         feature.load_state_dict(feature_states.get(name))
     trainer.read_step_settings()
@@ -83,6 +85,7 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
     trainer.loss_normalizer = loss_normalizer
     _say_what_changed(trainer, state, settings, checkpoint)
     _resume_position(trainer, state, checkpoint)
+    # Epochs are steps over steps per epoch: the last step of an epoch may round to a little less than a whole number.
     trainer.advance_train_sampler(int((trainer.state.epoch or 0.0) + 1e-6))
     return state
 
@@ -185,7 +188,7 @@ def _in_words(value: object) -> str:
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return name, former and new value of what is in both and differs."""
-    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
+    return [(name, before[name], now[name]) for name in now if name in before and before[name] != now[name]]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -211,6 +214,7 @@ def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     Raises:
         `InputError`: Names the setting.
     """
+    # A fact that is unknown on one side (`None`, where processes hold parts of the weights) refuses nothing.
     differing = {name: (was, value) for name, was, value in changed(before, now) if was and value}
     if "optim" in differing:
         was, value = differing["optim"]

@@ -62,9 +62,9 @@ _VALUES = 16  # of each weight
 def classes_of(field: str) -> list[str]:
     """Return the classes that a field, or a fact, is in: one of `ON_RESUME`, `objective` or `anew`."""
     listed = [name for name, settings in ON_RESUME.items() if field in settings]
-    if not listed and field in OBJECTIVE_FIELDS:
-        listed = ["objective"]
-    return listed or ["anew"]
+    if listed:  # several only by mistake, which a test finds
+        return listed
+    return ["objective"] if field in OBJECTIVE_FIELDS else ["anew"]
 
 
 def resume_facts(
@@ -80,8 +80,10 @@ def resume_facts(
     args = trainer.args
     names = [field.name for field in dataclasses.fields(args)]
     compared = [name for name in names if classes_of(name)[0] in ("kept", "anew")]
-    facts = fields_of(args, tuple(compared))
-    optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
+    facts = fields_of(args, compared)
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optimizer:
+        optim = type(optimizer).__name__
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     tokenizer = trainer.text_tokenizer
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()  # not every tokenizer has it
@@ -126,17 +128,21 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     config = model.config
     is_adapted = hasattr(model, "peft_config")
     base = {}
-    reference_adapter = {}
+    reference_adapter = {}  # TRL copies an adapter that goes on under the name `ref`
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             weights = reference_adapter if ".ref." in name else base
             weights[name] = weight
-    weights = [*base.values(), *reference_adapter.values()] if is_adapted else list(model.parameters())
+    weights = list(model.parameters())
+    if is_adapted:  # trained weights may be of another dtype than their base
+        weights = [*base.values(), *reference_adapter.values()]
     quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        quantization = fields_of(quantization, ("quant_method", "load_in_4bit"))
     facts: dict[str, Any] = {
         "dtype": str(weights[0].dtype if weights else None).removeprefix("torch."),
         "attn_implementation": trainer.attention,
-        "quantization": None if quantization is None else fields_of(quantization, ("quant_method", "load_in_4bit")),
+        "quantization": quantization,
         "model": getattr(config, "_name_or_path", "") or type(model).__name__,  # for messages: a folder may move
         "base": None,
         "reference": None,
@@ -157,10 +163,13 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the number of weights and a checksum of some values of each."""
     digest = xxhash.xxh3_64()
+    count = 0
     for weight in weights.values():
         values = weight.detach().flatten()
-        digest.update(values[:: values.numel() // _VALUES + 1].float().cpu().numpy().tobytes())
-    return f"{sum(weight.numel() for weight in weights.values()):,} weights ({digest.hexdigest()[:8]})"
+        count += values.numel()
+        sample = values[:: values.numel() // _VALUES + 1]
+        digest.update(sample.float().cpu().numpy().tobytes())  # numpy has no bfloat16
+    return f"{count:,} weights ({digest.hexdigest()[:8]})"
 
 
 def dataset_mark(dataset: "Data") -> str | None:
@@ -178,7 +187,8 @@ def dataset_mark(dataset: "Data") -> str | None:
         return None
     plain = dataset.with_format(None)  # a transform may draw random numbers
     has_media = any(type(feature).__name__ in _MEDIA for feature in dataset.features.values())
-    stride = max(1, -(-len(plain) // (_ROWS_OF_MEDIA if has_media else _ROWS)))
+    most_rows = _ROWS_OF_MEDIA if has_media else _ROWS
+    stride = max(1, -(-len(plain) // most_rows))  # rounded up
     digest = xxhash.xxh3_64()
     for i in range(0, len(plain), stride):
         digest.update(json.dumps(plain[i], sort_keys=True, default=lambda value: type(value).__name__).encode())

@@ -77,7 +77,8 @@ class PromptSampling(Feature):
         args = trainer.args
         if not self.is_on:
             return
-        has_environments = trainer.turns.factory is not None  # they read other columns than the prompt
+        # Environments read other columns than the prompt.
+        has_environments = trainer.turns.factory is not None
         self.stream = PromptStream(
             trainer.training_examples, args.seed, bool(args.shuffle_dataset), whole_rows=has_environments
         )
@@ -160,10 +161,10 @@ class PromptSampling(Feature):
 
     def _round_size(self, missing: int) -> int:
         """Return the number of groups to generate for the missing ones, such that every process gets as many rows."""
-        share = 1.0
+        groups = missing
         if self.trainer.args.dynamic_sampling and self.live_share is not None:
-            share = max(self.live_share, 0.1)  # at most ten times the missing groups
-        return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
+            groups = math.ceil(missing / max(self.live_share, 0.1))  # at most ten times the missing groups
+        return math.ceil(groups / self._unit) * self._unit
 
     @property
     def _unit(self) -> int:
@@ -183,7 +184,8 @@ class PromptSampling(Feature):
                 draw.estimate = self.pass_rates.estimate(draw.key)
                 draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
             # A generator per draw: all ranks decide alike, and a resumed run as the first one did.
-            if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
+            chance = random.Random(f"{args.seed} {self.batches} {len(drawn)}")
+            if chance.random() < draw.probability:
                 fresh.append(draw)
             drawn.append(draw)
         return fresh
@@ -203,8 +205,10 @@ class PromptSampling(Feature):
         if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
-        has_signal = self.trainer.gathered((rollouts["advantages"] != 0).view(share, -1).any(dim=1).tolist())
-        correct = self._correct()
+        # Advantages of exactly 0, in every token, are those of a group of equal rewards.
+        has_advantage = (rollouts["advantages"] != 0).view(share, -1).any(dim=1)
+        has_signal = self.trainer.gathered(has_advantage.tolist())
+        correct = self._correct() or [None] * len(has_signal)
         rewards = []
         if self._credited:
             rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist()
@@ -214,12 +218,14 @@ class PromptSampling(Feature):
             draw.live = any(has_signal[group])
             if rewards:
                 draw.reward = rewards[i]
-            judged = [verdict for verdict in correct[group] if verdict is not None] if correct else []
+            judged = [verdict for verdict in correct[group] if verdict is not None]
             if judged:
                 self._judged.append((draw.key, sum(judged), len(judged)))
         self._tokens += int(trained_mask(rollouts).sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
-        self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
+        if self.live_share is not None:
+            live = 0.8 * self.live_share + 0.2 * live
+        self.live_share = live
         return rollouts
 
     def _correct(self) -> list[bool | None] | None:
@@ -253,18 +259,16 @@ class PromptSampling(Feature):
             number, index = group or (0, 0)
             share = len(rounds[number]["completion_ids"])  # rows of each process
             for member in range(size):
+                # Rows of a round stand in the order of the processes.
                 holder, position = divmod(index * size + member, share)
                 if holder == rank:
                     row = row_of(rounds[number], position)
                     row["advantages"] = row["advantages"] * weight
                     rows_of_rank.append((place * size + member, row))
         ordered = sorted(self.trainer.gathered(rows_of_rank), key=itemgetter(0))
+        of_this_rank = [row for _, row in ordered[rank * rows : (rank + 1) * rows]]
         first = rounds[0]
-        batch = joined_rows(
-            [row for _, row in ordered[rank * rows : (rank + 1) * rows]],
-            self.trainer.pad_token_id,
-            first["completion_ids"].device,
-        )
+        batch = joined_rows(of_this_rank, self.trainer.pad_token_id, first["completion_ids"].device)
         if "num_items_in_batch" in first:
             batch["num_items_in_batch"] = first["num_items_in_batch"]
         return batch
