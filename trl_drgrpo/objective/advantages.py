@@ -179,6 +179,7 @@ class RunningRewardScale:
 
 def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: int) -> torch.Tensor:
     """Return rewards as a checked floating tensor of shape (P, G)."""
+    # `None` is how reward functions say "cannot be scored"; tensors have only NaN for it.
     if not isinstance(rewards, torch.Tensor):
         rewards = torch.tensor([math.nan if reward is None else reward for reward in rewards])
     if not rewards.is_floating_point():

@@ -79,7 +79,12 @@ class Forks:
             raise InputError("forks", got, f"{self.depth} per row, for complete groups", "Pass one list per row.")
 
 
-def node_advantages(values: torch.Tensor, num_generations: int, branches: int, depth: int) -> torch.Tensor:
+def node_advantages(
+    values: torch.Tensor,
+    num_generations: int,
+    branches: int,
+    depth: int,
+) -> torch.Tensor:
     """Compute the advantage of the node that each row passes at each level.
 
     Args:

@@ -75,7 +75,10 @@ def loss_tokens(
 
 
 def summed_term(
-    name: str, per_token_loss: torch.Tensor, tokens: LossTokens, weights: torch.Tensor | None = None
+    name: str,
+    per_token_loss: torch.Tensor,
+    tokens: LossTokens,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum a term's loss over the tokens that are trained on.
 

@@ -164,7 +164,9 @@ def step_advantages(
 
 
 def broadcast_to_tokens(
-    values: Sequence[Sequence[float]], step_ends: Sequence[Sequence[int]], completion_mask: torch.Tensor
+    values: Sequence[Sequence[float]],
+    step_ends: Sequence[Sequence[int]],
+    completion_mask: torch.Tensor,
 ) -> torch.Tensor:
     """Give every token the value of its step.
 
@@ -215,7 +217,10 @@ def broadcast_to_tokens(
 
 
 def with_closings(
-    step_rewards: Ragged, step_ends: Sequence[Sequence[int]], *, apart: bool
+    step_rewards: Ragged,
+    step_ends: Sequence[Sequence[int]],
+    *,
+    apart: bool,
 ) -> tuple[list[list[float | None]], list[list[int]]]:
     """Place the closing of each row: the tokens after its last separator, usually EOS alone.
 
@@ -263,9 +268,10 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
     """
     counts = np.array([len(row) for row in values])
     longest = max(1, counts.max())
-    padded = np.full((len(counts), longest), math.nan)
     has_step = np.arange(longest) < counts[:, None]
-    padded[has_step] = np.fromiter(chain.from_iterable(values), np.float64)  # None becomes NaN
+    padded = np.full(has_step.shape, math.nan)
+    # Rows and columns in the order of the numbers. None becomes NaN.
+    padded[has_step] = np.fromiter(chain.from_iterable(values), np.float64)
     infinite = np.argwhere(np.isinf(padded))
     if len(infinite):
         row, step = infinite[0]

@@ -177,7 +177,11 @@ class BatchSnapshot:
     """
 
     def __init__(
-        self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
+        self,
+        batch: CreditedBatch,
+        first_row: int,
+        stop_token_ids: Collection[int],
+        recorded: Collection[int],
     ):
         self.batch = batch
         self.first_row = first_row
@@ -226,7 +230,10 @@ class BatchSnapshot:
             self.rank_rows["texts"].append(hash(tuple(ids)))
 
     def records(
-        self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
+        self,
+        names: Sequence[str],
+        correct: Sequence[bool | None] | None,
+        aligner: Aligner,
     ) -> Iterator[dict[str, Any]]:
         """Yield this rank's rows of the groups that are recorded, as they stand in `completions.jsonl`.
 
@@ -443,8 +450,9 @@ class Diagnostics(DescribingFeature):
 
     def _look_at(self, batch: CreditedBatch) -> _RankView:
         trainer = self.trainer
+        # `max_steps` is 0 in an evaluation without training, which has no run log.
         recorded = []
-        if trainer.args.run_log and trainer.state.max_steps > 0:  # 0: an evaluation without training
+        if trainer.args.run_log and trainer.state.max_steps > 0:
             groups = len(batch.rewards) // batch.num_generations
             recorded = recorded_groups(groups, trainer.args.record_groups)
         snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, recorded)
@@ -506,7 +514,8 @@ class Diagnostics(DescribingFeature):
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
-            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
+            # Without thresholds the user wants silence.
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 

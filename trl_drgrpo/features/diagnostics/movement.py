@@ -89,15 +89,24 @@ class MovementWatch(DescribingFeature):
         self._signal_steps += had_signal
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self._samples and self._signal_steps >= self.steps:
-            self.shares = _shares(self._samples)
-            self._samples = []
+        if not self._samples or self._signal_steps < self.steps:
+            return
+        touched: Counter[str] = Counter()
+        moved: Counter[str] = Counter()
+        for sample in self._samples:
+            now = sample.of(sample.parameter.detach())
+            has_moved = (now != sample.start) & sample.touched
+            touched[sample.group] += int(sample.touched.sum())
+            moved[sample.group] += int(has_moved.sum())
+        self.shares = {group: moved[group] / count for group, count in touched.items() if count}
+        self._samples = []
 
 
 def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
     """Sample about `elements` elements of the trainable parameters, the same number of each, evenly spread."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
-    per_parameter = max(1, elements // max(1, len(trained)))  # by parameter: one embedding would take nearly all
+    # By parameter: one embedding would take nearly all.
+    per_parameter = max(1, elements // max(1, len(trained)))
     samples = []
     for name, parameter in trained:
         count = min(parameter.numel(), per_parameter)
@@ -116,16 +125,6 @@ def _group(name: str, parameter: torch.nn.Parameter) -> str:
     if lora:
         return f"LoRA-{lora[1]}"
     return "norms and biases" if parameter.dim() < 2 else "weights"
-
-
-def _shares(samples: list[_Sample]) -> dict[str, float]:
-    touched: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    for sample in samples:
-        has_moved = (sample.of(sample.parameter.detach()) != sample.start) & sample.touched
-        touched[sample.group] += int(sample.touched.sum())
-        moved[sample.group] += int(has_moved.sum())
-    return {group: moved[group] / count for group, count in touched.items() if count}
 
 
 def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:

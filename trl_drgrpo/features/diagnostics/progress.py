@@ -104,6 +104,7 @@ class ProgressCallback(DescribingCallback):
             return
         self._evaluated += 1
         total = len(eval_dataloader)
+        # Without a terminal, lines: one for a batch that ends long after the last line.
         if self._bar is not None:
             if self._evaluation is None:
                 self._evaluation = self._bar.add_task("evaluation", total=total, status="")
@@ -195,6 +196,7 @@ class ProgressCallback(DescribingCallback):
 def show_progress(trainer: Trainer, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Show a trainer's progress inside the block in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
+    # transformers' own are back after the block, so that a second `train()` begins as the first did.
     replaced = [trainer.pop_callback(kind) for kind in (PrinterCallback, TqdmCallback)]
     trainer.add_callback(progress)
     try:
@@ -233,6 +235,7 @@ def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
 
     ```
     """
+    # A run without outcome rewards has 0 for it. In a short line, the pass rate says the same better.
     shown = dict(_SHOWN)
     if PROCESS_ONLY in logs or ("drgrpo/pass_rate" in logs and not full):
         del shown["reward"]

@@ -308,7 +308,9 @@ QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the
 
 
 def weight_statistics(
-    weights: Sequence[float], lengths: Sequence[int], correct: Sequence[bool | None] | None = None
+    weights: Sequence[float],
+    lengths: Sequence[int],
+    correct: Sequence[bool | None] | None = None,
 ) -> dict[str, float]:
     """Return mean weights of short, long, correct and incorrect rows in the correction for vLLM's probabilities.
 

@@ -85,7 +85,13 @@ def all_truncated(
     fewest=10,
     explains=("dead_groups",),
 )
-def all_incorrect(window: Window, rates: Series, cut_off: WithGaps, rewards: WithGaps, lowest: WithGaps) -> str | None:
+def all_incorrect(
+    window: Window,
+    rates: Series,
+    cut_off: WithGaps,
+    rewards: WithGaps,
+    lowest: WithGaps,
+) -> str | None:
     """Every completion is incorrect."""
     correct_steps = [step for step, rate in zip(window.steps, rates, strict=True) if rate > 0]
     if correct_steps:
@@ -148,7 +154,13 @@ def reward_collapse(
 
 
 def _collapsed(
-    window: Window, name: str, form: str, values: Series, floor: float, share: float, deviations: float
+    window: Window,
+    name: str,
+    form: str,
+    values: Series,
+    floor: float,
+    share: float,
+    deviations: float,
 ) -> str | None:
     """Return the warning for a series whose newest half has fallen below `share` of the best earlier half.
 
@@ -229,7 +241,12 @@ def dead_groups(
 
 @register_warning("completions/length_incorrect_mean", "completions/length_correct_mean", steps=40, fewest=20)
 def incorrect_grow(
-    window: Window, incorrect: Series, correct: Series, *, deviations: float = 6.0, growth: float = 0.15
+    window: Window,
+    incorrect: Series,
+    correct: Series,
+    *,
+    deviations: float = 6.0,
+    growth: float = 0.15,
 ) -> str | None:
     """Incorrect answers get longer while correct ones do not."""
     grew = change(incorrect)
@@ -245,7 +262,12 @@ def incorrect_grow(
 
 @register_warning("completions/clipped_ratio", steps=40, fewest=8)
 def truncation(
-    window: Window, truncated: Series, *, share: float = 0.5, rise: float = 0.15, deviations: float = 6.0
+    window: Window,
+    truncated: Series,
+    *,
+    share: float = 0.5,
+    rise: float = 0.15,
+    deviations: float = 6.0,
 ) -> str | None:
     """Many completions are cut off, or more and more."""
     mean = statistics.fmean(truncated)
@@ -261,7 +283,13 @@ def truncation(
 
 
 @register_warning("kl", steps=50, fewest=25)
-def kl(window: Window, divergences: Series, *, deviations: float = 10.0, consecutive: float = 3) -> str | None:
+def kl(
+    window: Window,
+    divergences: Series,
+    *,
+    deviations: float = 10.0,
+    consecutive: float = 3,
+) -> str | None:
     """The KL divergence from the reference leaves its usual range."""
     # Several in a row, and the spread of all before them: single steps leave the usual range in every long run.
     newest = int(consecutive)
@@ -295,7 +323,12 @@ def reward_failing(window: Window, *_: Series, share: float = 0.1) -> str | None
 
 @register_warning("process/steps_mean", "process/reward_mean", "reward", steps=40, fewest=20)
 def process_hacked(
-    window: Window, steps: Series, process: Series, outcome: Series, *, deviations: float = 4.0
+    window: Window,
+    steps: Series,
+    process: Series,
+    outcome: Series,
+    *,
+    deviations: float = 4.0,
 ) -> str | None:
     """The process reward rises while the outcome reward falls."""
     if moved(process) <= deviations or moved(outcome) >= -deviations:
@@ -323,7 +356,12 @@ def lost_sync(window: Window, gaps: Series, *, nats: float = 0.1) -> str | None:
 
 @register_warning(QUARTERS[0], QUARTERS[-1], steps=40, fewest=10)
 def unequal_weights(
-    window: Window, shortest: Series, longest: Series, *, share: float = 0.1, deviations: float = 6.0
+    window: Window,
+    shortest: Series,
+    longest: Series,
+    *,
+    share: float = 0.1,
+    deviations: float = 6.0,
 ) -> str | None:
     """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
     short = statistics.fmean(shortest)

@@ -16,7 +16,7 @@ from trl_drgrpo.features.fast_path.branches import branch_rows
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
-from trl_drgrpo.features.fast_path.sharing import AGREEMENT, FAILURES, TESTED_WINDOW, computing_dtype
+from trl_drgrpo.features.fast_path.sharing import FAILURES, TESTED_WINDOW, agreement
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.prompt_cache import checkpointed_layers, why_no_branches
 
@@ -76,12 +76,12 @@ def why_not_branched(
         except FAILURES as error:
             first_line = str(error).partition("\n")[0]
             return f"it fails from the states of a prompt ({type(error).__name__}: {first_line})"
-    agreement = AGREEMENT.get(computing_dtype(model, dtype), 0.1)
     names = ("log-probabilities", "gradients")
     for name, expected, actual, exchanged in zip(names, alone, together, control, strict=True):
         difference = (actual - expected).abs().max().item()
         scale = (exchanged - expected).abs().max().item()
-        if not difference <= agreement * scale:  # written so that NaN on either side refuses as well
+        # Written so that NaN on either side refuses as well.
+        if not difference <= agreement(model, dtype) * scale:
             return (
                 f"{name} from the states of a prompt and of rows alone differ by {difference:.1e}"
                 f" (with prompts exchanged: by {scale:.1e})"
@@ -117,7 +117,9 @@ def _with_prompts_exchanged(packed: Packed) -> Packed:
 
 
 def _outcome(
-    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], layouts: Sequence[Packed]
+    model: "PreTrainedModel",
+    log_probs: Callable[[Packed], torch.Tensor],
+    layouts: Sequence[Packed],
 ) -> Outcome:
     """Return the log-probabilities of all rows, and the gradient of their weighted sum.
 
@@ -126,15 +128,18 @@ def _outcome(
     """
     shifts: list[torch.Tensor] = []
 
-    def shifted(module: torch.nn.Module, arguments: tuple[object, ...], output: torch.Tensor) -> torch.Tensor:
+    def shifted(
+        module: torch.nn.Module,
+        arguments: tuple[object, ...],
+        output: torch.Tensor,
+    ) -> torch.Tensor:
         if not shifts:
             shifts.append(torch.zeros(output.size(-1), device=output.device, requires_grad=True))
         return output + shifts[0].to(output.dtype)
 
-    hook = model.get_input_embeddings().register_forward_hook(shifted)
-    try:
-        all_values = []
-        gradients = []
+    all_values = []
+    gradients = []
+    with model.get_input_embeddings().register_forward_hook(shifted):
         for packed in layouts:  # one at a time: each graph is freed before the next
             with torch.enable_grad():
                 values = packed.unpack(log_probs(packed))
@@ -144,8 +149,6 @@ def _outcome(
                 (gradient,) = torch.autograd.grad(weighted_sum, shifts)
             all_values.append(values.detach())
             gradients.append(gradient)
-    finally:
-        hook.remove()
     # A row that a layout does not run has zeros there.
     return torch.stack(all_values).sum(dim=0), torch.stack(gradients).sum(dim=0)
 

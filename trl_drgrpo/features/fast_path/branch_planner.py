@@ -9,7 +9,7 @@ chunks of its own. Costs are in tokens, as in `micro_batch_planner.py`.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -141,15 +141,16 @@ def cost_from_states(rows: Sequence[Row], plan: Sequence[MicroBatch], costs: Cos
     return sum(extent_of(rows, batch, costs).cost(costs) for batch in plan)
 
 
-def _of_one_prompt(a: Extent, b: Extent) -> Extent:
-    return a.joined(b, same_prompt=True)
+_of_one_prompt = partial(Extent.joined, same_prompt=True)
+_of_other_prompts = partial(Extent.joined, same_prompt=False)
 
 
-def _of_other_prompts(a: Extent, b: Extent) -> Extent:
-    return a.joined(b, same_prompt=False)
-
-
-def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs) -> list[MicroBatch]:
+def plan_window(
+    rows: Sequence[Row],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
+) -> list[MicroBatch]:
     """Find the cheapest micro-batches of completions from states, or of rows alone, as the planner of packs does.
 
     Args:
@@ -169,7 +170,11 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
 
 
 def _with_shared_prompts(
-    rows: Sequence[Row], alone: list[MicroBatch], slots: int | None, budget: Budget, costs: Costs
+    rows: Sequence[Row],
+    alone: list[MicroBatch],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
 ) -> list[MicroBatch] | None:
     """Find micro-batches of the rows of a plan, most of them behind a shared prompt; `None` where they do not fit."""
     groups: dict[Hashable, list[int]] = defaultdict(list)

@@ -57,7 +57,8 @@ class Prompts:
                 "position_ids": self.position_ids,
                 CACHE: cache,
             }
-            output: BackboneOutput = module.forward(**prompt_inputs)  # not a call, which would come here again
+            # Not a call, which would come here again.
+            output: BackboneOutput = module.forward(**prompt_inputs)
             last_hidden_states.append(output.last_hidden_state[:, -1])
             return arguments, inputs | {CACHE: cache_of_branches(cache, self.of_row)}
 
@@ -66,19 +67,18 @@ class Prompts:
             output.last_hidden_state = torch.cat([last_hidden_states.pop(), hidden_states]).unsqueeze(0)
             return output
 
-        hooks = [
-            backbone.register_forward_pre_hook(run_prompts, with_kwargs=True),
-            backbone.register_forward_hook(join),
-        ]
-        try:
-            with caches_while_checkpointing(backbone):
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        before = backbone.register_forward_pre_hook(run_prompts, with_kwargs=True)
+        after = backbone.register_forward_hook(join)
+        with before, after, caches_while_checkpointing(backbone):
+            yield
 
 
-def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, multiple: int = 1) -> Packed:
+def branch_rows(
+    tokens: TokenBatch,
+    batch: MicroBatch,
+    pad_token_id: int = 0,
+    multiple: int = 1,
+) -> Packed:
     """Lay out the prompts of a micro-batch, and its completions as rows of their own.
 
     Args:

@@ -77,6 +77,7 @@ class FastPath(Feature):
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
+        # A proof on this host goes before everything else: what it has found wrong is not used.
         reason = self.speed.barred.get(SpeedPart.SKIPPED_ROWS)
         if reason:
             return reason
@@ -142,6 +143,7 @@ class FastPath(Feature):
     # Planning
 
     def on_credit(self, batch: CreditedBatch) -> None:
+        # Not planned here: TRL shuffles the rows of the batch and splits them behind this hook.
         self._rollouts_are_new = self.trainer.model.training
 
     def on_micro_batch(self, inputs: Rollouts) -> Rollouts:
@@ -149,9 +151,11 @@ class FastPath(Feature):
         if not self._rollouts_are_new:
             return inputs
         self._rollouts_are_new = False
+        # In place: TRL hands out the micro-batches of its buffer one after the other, in every iteration over them.
         buffered = self.trainer.buffered_rollouts
         if self.plans and self._can_be_planned(buffered):
             buffered[:] = self._planned(buffered)
+        # Behind the plan, which says which rows run and in which packs.
         if self.trainer.router_balance is not None:
             with self.trainer.router_balance.counting(buffered):
                 self._score_policy(buffered)
@@ -164,7 +168,6 @@ class FastPath(Feature):
         unknown = unknown_keys(micro_batches[0])
         if unknown:
             reason = f"micro-batches with {', '.join(unknown)} are not re-batched"
-        # The first token of a completion is predicted by the last one of its prompt.
         elif not all(batch["prompt_mask"].any(dim=1).all() for batch in micro_batches):
             reason = "some rows have no prompt"
         reason = self._agreed(reason)
@@ -185,7 +188,8 @@ class FastPath(Feature):
         planned = []
         for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps):
             rollouts = [micro_batches[slot] for slot in slots]
-            planned.append(Window(rollouts, skip=self.skips, budget=budget, costs=costs, whole=scores_all_tokens))
+            window = Window(rollouts, skip=self.skips, budget=budget, costs=costs, whole=scores_all_tokens)
+            planned.append(window)
         # Ranks plan by themselves, but must run the same number of forwards of the same number of rows: TRL gathers
         # metrics inside of its loss, and divides by the rows of a micro-batch.
         summaries_of_ranks = self.trainer.gathered([[window.summary() for window in planned]])
@@ -204,7 +208,8 @@ class FastPath(Feature):
         for window in planned:
             total.update(window.statistics())
         forwards = sum(self.loss_without_forward(batch) is None for batch in micro_batches)
-        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
+        # Optimizer steps of one pass over the generation batch.
+        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps
         self.speed.uses[SpeedPart.PLANNED] += forwards
         self.speed.uses[SpeedPart.SKIPPED_ROWS] += total["rows"] - total["run"]
         metrics = {
@@ -325,6 +330,7 @@ class FastPath(Feature):
     def _score_rollouts(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """Score all rows of a generation batch, in as many forwards as their lengths ask for."""
         rows = rows_of(tokens)
+        # The first token of a completion is predicted by the last one of its prompt.
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
             has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
@@ -337,15 +343,21 @@ class FastPath(Feature):
             most = max(self.trainer.gathered([len(plan)]))
             plan += [[]] * (most - len(plan))
         log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
+        # (B, T) of each: 0 in rows of other batches.
         for batch in plan:
-            log_probs = log_probs + self._score_packs(model, tokens, batch)[0]  # (B, T), 0 in rows of other batches
+            log_probs = log_probs + self._score_packs(model, tokens, batch)[0]
         return log_probs, None, None
 
     def _score_packs(
-        self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
+        self,
+        model: PreTrainedModel,
+        tokens: TokenBatch,
+        packs: MicroBatch,
+        whole: bool = False,
     ) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
         layout = tokens, packs, self.trainer.pad_token_id, self._multiple
+        # A model takes a block mask, hands on its states, or gets rows alone: the self-tests have decided.
         if isinstance(form, MaskForm):
             packed = pack_rows(*layout, form, whole)
         elif any(len(pack) > 1 for pack in packs):
@@ -366,7 +378,12 @@ class FastPath(Feature):
     def _log_probs(self, model: PreTrainedModel, packed: Packed) -> torch.Tensor:
         return self._score_packed(model, packed, False)[0]
 
-    def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
+    def _score_packed(
+        self,
+        model: PreTrainedModel,
+        packed: Packed,
+        compute_entropy: bool,
+    ) -> ScoredTokens:
         """Score the targets, `(1, n)`, with TRL's function: the model in it runs the packs, not the ids TRL passes."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         backbone = without_adapters(unwrapped).base_model
@@ -376,7 +393,12 @@ class FastPath(Feature):
         if hasattr(unwrapped.config.get_text_config(), "output_router_logits"):
             packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
-        def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
+        def run(
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            labels: torch.Tensor,
+            **kwargs: Any,
+        ) -> Any:
             prompts_first = nullcontext()
             if packed.prompts:
                 prompts_first = packed.prompts.run_first(backbone)

@@ -148,7 +148,12 @@ def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     return min(len(a), len(b))
 
 
-def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
+def plan_window(
+    rows: Sequence[Row],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs = Costs(),
+) -> list[MicroBatch]:
     """Find the cheapest micro-batches for the rows of one optimizer step.
 
     Args:
@@ -208,7 +213,12 @@ def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> in
     return len(batch) * costs.width(longest)
 
 
-def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
+def _cheapest_packs(
+    rows: Sequence[Row],
+    group: list[int],
+    widest: int,
+    costs: Costs,
+) -> list[Pack]:
     """Cut the rows of one prompt into packs of this width at most (or of one row) at the least cost.
 
     Packs are neighbors in one of two orders: longest first, or sorted by tokens, so that rows with a common prefix
@@ -243,7 +253,11 @@ def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int,
 
 
 def _cheapest_cut(
-    rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], widest: int, costs: Costs
+    rows: Sequence[Row],
+    order: list[int],
+    shared: dict[tuple[int, int], int],
+    widest: int,
+    costs: Costs,
 ) -> tuple[float, list[Pack]]:
     """Cut the rows of one prompt, in this order, into packs at the least cost; return the cost and the packs.
 
@@ -288,7 +302,11 @@ def _cheapest_cut(
 
 
 def _cut_into_batches(
-    rows: Sequence[Row], packs: list[Pack], slots: int | None, budget: Budget, costs: Costs
+    rows: Sequence[Row],
+    packs: list[Pack],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
 ) -> list[MicroBatch] | None:
     """Cut the packs, longest first, into micro-batches at the least cost; return `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
@@ -311,7 +329,12 @@ def _cut_into_batches(
     return batches
 
 
-def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: int) -> list[int] | None:
+def _cheapest_ends(
+    prices: np.ndarray,
+    fits: np.ndarray,
+    forward: float,
+    slots: int,
+) -> list[int] | None:
     """Find the ends of micro-batches, after a first 0, at the least cost; `None` where packs need more slots.
 
     A micro-batch costs the price of its first pack, times its packs, and `forward`. Prices fall and fits rise along

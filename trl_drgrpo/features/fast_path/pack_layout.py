@@ -78,7 +78,12 @@ class MaskForm:
             return full
         return {kind: windowed if kind == "sliding_attention" else full for kind in self.kinds}
 
-    def _finished(self, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> torch.Tensor:
+    def _finished(
+        self,
+        mask: torch.Tensor,
+        ends: Sequence[Sequence[int]],
+        is_windowed: bool = False,
+    ) -> torch.Tensor:
         if self.additive:
             # The lowest number and not -inf, as in transformers' own eager masks.
             lowest = torch.finfo(torch.float32).min
@@ -136,15 +141,16 @@ def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
     """Make the backbone return only the positions that predict a token, `(1, n, hidden)` instead of `(N, W, hidden)`,
     inside the block."""
 
-    def cut(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
+    def cut(
+        module: torch.nn.Module,
+        arguments: tuple[object, ...],
+        output: BackboneOutput,
+    ) -> BackboneOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
         return output
 
-    hook = backbone.register_forward_hook(cut)
-    try:
+    with backbone.register_forward_hook(cut):  # a handle that removes the hook at the end of the block
         yield
-    finally:
-        hook.remove()
 
 
 def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None, whole: bool = False) -> list[Row]:
@@ -230,7 +236,10 @@ def pack_rows(
 
 
 def packed_with_scores(
-    tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[int, Sequence[int]], **inputs: Any
+    tokens: TokenBatch,
+    rows: Sequence[Row],
+    places_of_row: Mapping[int, Sequence[int]],
+    **inputs: Any,
 ) -> Packed:
     """Return the inputs of a forward with where the log-probabilities come out.
 

@@ -116,15 +116,10 @@ class RouterBalance(Feature):
             for logits in output.router_logits:  # one per layer
                 self._read_layer(logits.flatten(0, -2), self.row_counts.reshape(-1).to(logits.device))
 
-        hooks = [
-            backbone.register_forward_pre_hook(ask, with_kwargs=True),
-            backbone.register_forward_hook(read),
-        ]
-        try:
+        before = backbone.register_forward_pre_hook(ask, with_kwargs=True)
+        after = backbone.register_forward_hook(read)
+        with before, after:
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _read_layer(self, logits: torch.Tensor, row_counts: torch.Tensor) -> None:
         # TRL's are of the dtype of the model. In float32 at least, packs and padded rows agree more often on ties.
@@ -153,6 +148,7 @@ class RouterBalance(Feature):
             counts = self._counts
         finally:
             self._counts = None
+        # Shares of the experts are those of all ranks: a batch is one, however many processes make it.
         accelerator = self.trainer.accelerator
         totals: Any = accelerator.reduce(counts.totals, "sum")
         weights = counts.weights(totals, len(micro_batches) * accelerator.num_processes)
@@ -173,7 +169,12 @@ class _Counts:
         self.totals = torch.zeros(0, dtype=torch.int64)
         self.probabilities = torch.zeros(0)
 
-    def add(self, probabilities: torch.Tensor, row_counts: torch.Tensor, of_experts: torch.Tensor) -> None:
+    def add(
+        self,
+        probabilities: torch.Tensor,
+        row_counts: torch.Tensor,
+        of_experts: torch.Tensor,
+    ) -> None:
         """Add the tokens of a layer in one forward: `(tokens, N)`, `(tokens,)`, and their product `(N,)`."""
         choices = probabilities.topk(self._experts_per_token, dim=-1).indices  # (tokens, k)
         counts_of_choices = row_counts.repeat_interleave(self._experts_per_token)
@@ -196,5 +197,6 @@ class _Counts:
         """
         choices = totals[:-1].to(self.probabilities.dtype)
         tokens = totals[-1].to(self.probabilities.dtype)
+        # A token is counted once per layer, so the mean is over tokens and layers, as in transformers.
         frequencies = choices / tokens
         return len(choices) * frequencies / (tokens / micro_batches)

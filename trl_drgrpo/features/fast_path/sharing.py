@@ -65,7 +65,12 @@ _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window",
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
-def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multiple: int = 1) -> Costs:
+def costs_of(
+    config: "PreTrainedConfig",
+    device: str,
+    share_prompts: bool,
+    multiple: int = 1,
+) -> Costs:
     """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     speeds = DEVICES.get(device, ELSEWHERE)
     pair = speeds.attention * relative_pair_cost(config)
@@ -139,7 +144,9 @@ def mask_form(config: "PreTrainedConfig") -> MaskForm | str:
 
 
 def why_not_shared(
-    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+    model: "PreTrainedModel",
+    log_probs: Callable[[Packed], torch.Tensor],
+    dtype: torch.dtype | None = None,
 ) -> str | None:
     """Return the reason why completions cannot share a prompt in this model; `None` when they can.
 
@@ -167,19 +174,25 @@ def why_not_shared(
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except FAILURES as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
-    allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control
-    if not difference <= allowed:  # written so that NaN on either side refuses as well
+    # Written so that NaN on either side refuses as well.
+    if not difference <= agreement(model, dtype) * control:
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
 
 
-def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that a model computes in: `dtype`, or that of its weights."""
-    return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
+def agreement(model: torch.nn.Module, dtype: torch.dtype | None) -> float:
+    """Return the share of a control's difference that is allowed in a model that computes in `dtype`, or in the dtype
+    of its weights."""
+    if dtype is None:
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return AGREEMENT.get(dtype, 0.1)  # 0.1 for one with fewer bits than those of the table
 
 
 def _self_test(
-    vocabulary: int, device: torch.device, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
+    vocabulary: int,
+    device: torch.device,
+    log_probs: Callable[[Packed], torch.Tensor],
+    form: MaskForm,
 ) -> tuple[float, float]:
     """Return the largest difference of packed rows from rows alone, and that of the control."""
     rows = len(COMPLETION_TOKENS)

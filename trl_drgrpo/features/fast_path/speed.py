@@ -34,6 +34,7 @@ def in_words(facts: Mapping[str, str]) -> str:
 
     ```
     """
+    # Parts that are off for the same reason share a phrase.
     parts_of: dict[str, list[str]] = {}
     for part, reason in facts.items():
         parts_of.setdefault(reason, []).append(part)

@@ -79,7 +79,12 @@ class TreeMask(torch.Tensor):
     blocks: list[list[tuple[range, torch.Tensor | None]]]  # of each pack, with their masks; a chain has none
 
     @classmethod
-    def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> "TreeMask":
+    def of(
+        cls,
+        mask: torch.Tensor,
+        ends: Sequence[Sequence[int]],
+        is_windowed: bool = False,
+    ) -> "TreeMask":
         """Make a mask that knows its blocks.
 
         Args:

@@ -78,6 +78,7 @@ def windows(slots: int, accumulation: int) -> list[range]:
         slots (`int`): `steps_per_generation`.
         accumulation (`int`): `gradient_accumulation_steps`. Where neither divides the other, each slot stands alone.
     """
+    # 8 slots, 4 to an optimizer step: two windows of 4. With 8 to a step, or 16, all 8 feed the same one.
     size = 1
     if slots % accumulation == 0:
         size = accumulation
@@ -98,13 +99,21 @@ class Window:
     """
 
     def __init__(
-        self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs, whole: bool = False
+        self,
+        micro_batches: list[Rollouts],
+        *,
+        skip: bool,
+        budget: Budget,
+        costs: Costs,
+        whole: bool = False,
     ):
         self.slots = len(micro_batches)
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
         self.loss_tokens: list[int] = trained_mask(self.inputs).sum(dim=1).tolist()
-        live = None if whole else is_live(self.inputs, skip).tolist()
+        live = None
+        if not whole:
+            live = is_live(self.inputs, skip).tolist()
         self.rows = rows_of(token_batch(self.inputs), live, whole)
         self.costs = costs
         self.plan: list[MicroBatch] = planner_for(costs).plan_window(self.rows, self.slots, budget, costs)
@@ -134,6 +143,8 @@ class Window:
                 waiting; else a slot that runs nothing has tensors of no rows.
         """
         batches_of_ranks = [summary["batches"] for summary in everyone]
+        # Every rank uses as many slots as the one with most micro-batches. A window that trains nothing uses one,
+        # which gives gradients of zeros: the optimizer steps there, too.
         used = self.slots
         if not keep_slots:
             used = max(1, *map(len, batches_of_ranks))
@@ -142,7 +153,8 @@ class Window:
             batch = []
             if place < len(self.plan):
                 batch = self.plan[place]
-            rows = 1  # at least: TRL divides by them
+            # The same on all ranks: most rows of any (TRL divides by them, so at least 1), and the tokens of all.
+            rows = 1
             loss_tokens = 0
             for batches in batches_of_ranks:
                 if place < len(batches):
@@ -179,9 +191,10 @@ class Window:
                 if fillers and key in (*OF_COMPLETIONS, *OF_EITHER):
                     values[len(chosen) :] = 0
             inputs[key] = values
+        # The rows of a pack now stand side by side: packs (7, 2) and (5,) become 0, 1 and 2.
         packs = []
         start = 0
-        for pack in batch:  # the rows of a pack now stand side by side
+        for pack in batch:
             packs.append(list(range(start, start + len(pack))))
             start += len(pack)
         plan: MicroBatchPlan = {

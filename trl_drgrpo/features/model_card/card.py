@@ -46,13 +46,17 @@ PANELS = {"reward": "mean reward", "process/reward_mean": "mean step reward"}
 PANELS |= {"completions/mean_length": "mean completion length (tokens)"}
 
 
-def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return the points `(step, value)` of each metric of each panel, without lines of fewer than two points."""
-    points_of: dict[str, list[tuple[int, float]]] = {}
+Points = list[tuple[int, float]]  # step and value
+
+
+def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
+    """Return the points of each metric of each panel, without lines of fewer than two points."""
+    points_of: dict[str, Points] = {}
     for entry in history:
+        step = entry.get("step", 0)
         for name, value in entry.items():
-            points_of.setdefault(name, []).append((entry.get("step", 0), value))
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+            points_of.setdefault(name, []).append((step, value))
+    panels: dict[str, dict[str, Points]] = {}
     for metric, title in PANELS.items():
         if metric == "reward" and PROCESS_ONLY in points_of:  # an outcome reward that is always 0
             continue
@@ -223,8 +227,9 @@ def base_model_of(model: PreTrainedModel) -> str | None:
 
 def kind_of(model: PreTrainedModel) -> str:
     """Return the class of the model, or of the one that carries the adapter."""
-    if hasattr(model, "get_base_model"):  # of PEFT
-        model = model.get_base_model()
+    unwrapped = getattr(model, "get_base_model", None)  # of PEFT
+    if unwrapped is not None:
+        model = unwrapped()
     return type(model).__name__
 
 

@@ -59,6 +59,7 @@ class ModelCard(Feature):
     @contextmanager
     def writing_card(self, arguments: CardArguments) -> Iterator[CardArguments]:
         trainer = self.trainer
+        # An argument that a call leaves out is that of the card before: TRL's own calls name the model alone.
         completed = CardArguments(model_name=self._readme.absolute().parent.name)
         completed.update(self._arguments or {})
         for name, value in arguments.items():
@@ -108,7 +109,8 @@ class ModelCard(Feature):
             yield
         except DivergedError:  # there is no model to save
             raise
-        except Exception as error:  # as above: none of them may cost the model
+        except Exception as error:
+            # As above. transformers saves the model in here before it uploads; none of its errors may cost the model.
             if not self._model_was_saved:
                 self.trainer.save_model(_internal_call=True)
                 self.trainer.create_model_card()

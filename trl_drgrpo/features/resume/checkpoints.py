@@ -147,13 +147,19 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
     return ""
 
 
-def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
+def why_changed(
+    checkpoint: Path,
+    name: str,
+    mark: dict[str, Any],
+    checksum: bool = True,
+) -> str:
     """Return the reason why a file of a checkpoint is not the one that was written; empty when it is.
 
     `mark` is its entry in [`file_marks`].
     """
     path = checkpoint / name
     try:
+        # The size first: it costs nothing.
         stat = path.stat()
         if stat.st_size != mark["bytes"]:
             return f"{name} has {stat.st_size} bytes instead of {mark['bytes']}"
@@ -243,7 +249,12 @@ _REPLACE = (
 )
 
 
-def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
+def choose_start(
+    output_dir: Path,
+    resume: str | bool | None,
+    overwrite: bool,
+    checksums: bool = True,
+) -> Path | None:
     """Choose the checkpoint that a run goes on from; `None` for a run that begins anew.
 
     `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
@@ -267,6 +278,7 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
             raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
     if overwrite or (checkpoint is not None and _is_of_the_run_in(output_dir, checkpoint)):
         return checkpoint
+    # A run that begins anew, or goes on from a checkpoint elsewhere, needs a folder without another run.
     another_run = run_in(output_dir)
     if another_run:
         way_on = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT

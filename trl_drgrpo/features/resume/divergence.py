@@ -58,6 +58,7 @@ class DivergenceGuard(Feature):
         name = self._broken_weight() or self._broken_moment()
         if not self._on_any_rank(name):
             return
+        # The fault is the model's, or the checkpoint's: this run has not trained yet.
         name = name or _ELSEWHERE
         checkpoint = self._resume.resumed_from
         if checkpoint is None:
@@ -65,7 +66,9 @@ class DivergenceGuard(Feature):
             remedy = "Training cannot repair it: take another model, or an earlier checkpoint of it."
             raise InputError("model", f"{model}, in which {name} is NaN or infinite", "finite weights", remedy)
         earlier = self._newest_checkpoint(before=state.global_step)
-        remedy = "start a new run" if earlier is None else f"name an earlier checkpoint, such as {earlier}"
+        remedy = "start a new run"
+        if earlier is not None:
+            remedy = f"name an earlier checkpoint, such as {earlier}"
         got = f"{checkpoint}, in which {name} is NaN or infinite"
         expected = "a checkpoint of finite numbers"
         raise InputError("resume_from_checkpoint", got, expected, f"The run that saved it had diverged: {remedy}.")
@@ -87,6 +90,7 @@ class DivergenceGuard(Feature):
     def on_grad_norm(self, grad_norm: float) -> None:
         if math.isfinite(grad_norm):
             return
+        # `None` for types other than float16, in which an overflow is never ordinary.
         scale = self.trainer.loss_scale
         if scale is None or scale < 1:
             raise self._diverged(f"the norm of the gradient is {grad_norm}", step=self.trainer.state.global_step + 1)

@@ -87,7 +87,13 @@ def _reading(file: Path) -> AbstractContextManager[None]:
 
 
 def _refuse_other_shapes(
-    field: str, got: str, saved: Shapes, now: Mapping[str, torch.Tensor], checkpoint: Path, *, both_ways: bool
+    field: str,
+    got: str,
+    saved: Shapes,
+    now: Mapping[str, torch.Tensor],
+    checkpoint: Path,
+    *,
+    both_ways: bool,
 ) -> None:
     """Refuse weights of other shapes. `both_ways`: also a weight on one side only.
 

@@ -91,12 +91,17 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
 
 
 def _say_what_changed(
-    trainer: "TrainerProtocol", state: dict[str, Any], run_settings: dict[str, Any], checkpoint: Path
+    trainer: "TrainerProtocol",
+    state: dict[str, Any],
+    run_settings: dict[str, Any],
+    checkpoint: Path,
 ) -> None:
     """Warn of settings that differ: they are allowed in the middle of a run, but never silent."""
     terms = changed(state["objective"], objective_facts(trainer))
     objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in terms]
-    with_optimizer = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
+    with_optimizer = ()
+    if has_optimizer(checkpoint):  # torch restores these fields with its state, whatever the arguments say
+        with_optimizer = ON_RESUME["kept"]
     replaced = []
     restored = []
     for name, was, now in differences(state["settings"], run_settings):
@@ -160,7 +165,12 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         trainer.set_pending_rollouts(rollouts)
 
 
-def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]) -> list[Rollouts] | None:
+def load_rollouts(
+    checkpoint: Path,
+    rank: int,
+    device: torch.device,
+    files: dict[str, Any],
+) -> list[Rollouts] | None:
     """Return this rank's pending micro-batches on `device`; `None`, with the reason in the log, if unreadable.
 
     `files` are sizes and checksums, as the checkpoint's state lists them.

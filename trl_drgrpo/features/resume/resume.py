@@ -66,6 +66,7 @@ def _model_folders(trainer: "TrainerProtocol") -> dict[str, str]:
         folders[f"the base of adapter {name}"] = config.base_model_name_or_path
     for number, reward in enumerate(trainer.reward_funcs, start=1):
         folders[f"reward {number}"] = getattr(reward, "name_or_path", None)
+    # A model that was built in memory has an empty name, and a function has none.
     return {role: folder for role, folder in folders.items() if isinstance(folder, str) and folder}
 
 
@@ -158,6 +159,7 @@ class Resume(Feature):
             try:
                 yield
             except RewardError:
+                # To save a checkpoint takes all ranks, and the others do not know that one has failed.
                 if self.trainer.accelerator.num_processes == 1:
                     self._save_step("A reward function failed")
                 else:
@@ -239,7 +241,8 @@ class Resume(Feature):
             feature_states = {}
             for name, feature in features_by_name(self.trainer.features).items():
                 feature_states[name] = feature.state_dict()
-                with reading("features", f"the state_dict of {name}", "what JSON can hold"):  # names the feature
+                # One by one, so that the error names the feature that cannot be written.
+                with reading("features", f"the state_dict of {name}", "what JSON can hold"):
                     json.dumps(feature_states[name])
             (checkpoint / FEATURES_FILE).write_text(json.dumps(feature_states) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
@@ -263,6 +266,7 @@ class Resume(Feature):
             logger.error("%s before the end of the first step: nothing is saved.", why)
             return
         folder = self.trainer.checkpoint_folder()
+        # The step may have saved its checkpoint already.
         if folder.resolve() not in self._checkpoints_of_this_run:
             self._rewind()
             try:

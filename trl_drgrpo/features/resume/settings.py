@@ -15,7 +15,7 @@ import xxhash
 from datasets import Dataset
 
 from trl_drgrpo.common.secrets import scrubbed
-from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
+from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of, names_in
 from trl_drgrpo.rewards.options import reward_options
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
@@ -28,31 +28,31 @@ ON_RESUME = {
     "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
     "refused": ("optim", "loss_normalizer", "base", "reference"),
     # The new value wins, and completions that are not trained on yet are generated again.
-    "generated again": (
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-        *("generation_batch_size", "num_iterations", "num_generations"),
-    ),
-    # The new value wins without a word: none of them changes what is trained.
-    "unsaid": (
-        *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "restore_callback_states_from_checkpoint"),
-        *("report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-        *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "log_completions", "log_multimodal"),
-        *("num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo", "logging_first_step"),
-        *("run_log", "record_groups", "run_warnings", "skip_memory_metrics", "debug", "local_rank"),
-        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        *("hub_revision", "save_on_each_node", "do_train", "do_eval", "do_predict", "include_for_metrics"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "torch_empty_cache_steps"),
-        *("ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb", "vllm_server_base_url", "vllm_server_host"),
-        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_gpu_memory_utilization"),
-        # Said as what they lead to: the dtype, attention and base of the model, the device, `warmup_steps`.
-        *("model_init_kwargs", "trust_remote_code", "use_cpu", "warmup_ratio"),
-    ),
+    "generated again": names_in("""
+        per_device_train_batch_size gradient_accumulation_steps steps_per_generation
+        generation_batch_size num_iterations num_generations
+    """),
+    # The new value wins without a word: none of them changes what is trained. The last line is said as what it leads
+    # to: the dtype, attention and base of the model, the device, `warmup_steps`.
+    "unsaid": names_in("""
+        output_dir overwrite_output_dir resume_from_checkpoint restore_callback_states_from_checkpoint
+        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+        disable_tqdm log_level log_level_replica log_on_each_node log_completions log_multimodal
+        num_completions_to_print log_unique_prompts log_completions_hub_repo logging_first_step
+        run_log record_groups run_warnings skip_memory_metrics debug local_rank
+        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
+        hub_revision save_on_each_node do_train do_eval do_predict include_for_metrics
+        dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
+        dataloader_prefetch_factor dataloader_multiprocessing_context torch_empty_cache_steps
+        ddp_backend ddp_timeout ddp_bucket_cap_mb vllm_server_base_url vllm_server_host
+        vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
+        model_init_kwargs trust_remote_code use_cpu warmup_ratio
+    """),
 }
-FACTS = (
-    *("base", "reference", "dtype", "attn_implementation", "quantization", "adapter", "tokenizer", "chat_template"),
-    *("train_dataset", "reward_options", "device", "versions"),
-)
+FACTS = names_in("""
+    base reference dtype attn_implementation quantization adapter tokenizer chat_template
+    train_dataset reward_options device versions
+""")
 _ROWS = 5_000  # that are compared: a second's worth of text
 _ROWS_OF_MEDIA = 64  # of pictures and the like, which are decoded
 _MEDIA = ("Image", "Audio", "Video")
@@ -68,7 +68,9 @@ def classes_of(field: str) -> list[str]:
 
 
 def resume_facts(
-    trainer: "TrainerProtocol", options: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+    trainer: "TrainerProtocol",
+    options: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """Return the settings that a checkpoint records, JSON-ready and without secrets.
 
@@ -143,7 +145,8 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
         "dtype": str(weights[0].dtype if weights else None).removeprefix("torch."),
         "attn_implementation": trainer.attention,
         "quantization": quantization,
-        "model": getattr(config, "_name_or_path", "") or type(model).__name__,  # for messages: a folder may move
+        # For messages alone: a folder may move.
+        "model": getattr(config, "_name_or_path", "") or type(model).__name__,
         "base": None,
         "reference": None,
     }

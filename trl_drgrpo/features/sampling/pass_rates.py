@@ -143,6 +143,7 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     Returns:
         `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
     """
+    # Of each prompt its text, for the reader of the file, and the verdicts on its completions.
     verdicts_of: dict[str, tuple[Any, list[bool]]] = {}
     for prompt, is_correct in zip(prompts, correct, strict=True):
         _, verdicts = verdicts_of.setdefault(prompt_key(prompt), (prompt, []))

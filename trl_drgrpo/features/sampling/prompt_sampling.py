@@ -101,6 +101,7 @@ class PromptSampling(Feature):
         """Take in pass rates from before the run, if they are of these prompts."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
+        # Rates of other prompts do nothing but move the mean. `None`: a stream, whose prompts are not known yet.
         matching_prompts = self.stream.count_known(rates)
         if matching_prompts == 0:
             remedy = (
@@ -171,7 +172,13 @@ class PromptSampling(Feature):
         """Groups of which a multiple gives every process as many rows."""
         return self._ranks // math.gcd(self._ranks, self.trainer.args.num_generations)
 
-    def _draw(self, prompts: Iterator[DatasetRow], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
+    def _draw(
+        self,
+        prompts: Iterator[DatasetRow],
+        drawn: list[Draw],
+        groups: int,
+        cap: int,
+    ) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
         args = self.trainer.args
         fresh = []
@@ -193,7 +200,8 @@ class PromptSampling(Feature):
     def _run_round(self, fresh: list[Draw], number: int, generate: Generate) -> Rollouts:
         """Run one round: completions, rewards and advantages of the kept prompts."""
         size = self.trainer.args.num_generations
-        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
+        # At the cap a round may be smaller. Copies of its last prompt, which nobody takes, fill it up.
+        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)
         rows = []
         for draw in filled:
             rows += [draw.example] * size
@@ -242,7 +250,13 @@ class PromptSampling(Feature):
 
     # From rounds to a batch
 
-    def _batch(self, rounds: list[Rollouts], drawn: list[Draw], selection: Selection, rows: int) -> Rollouts:
+    def _batch(
+        self,
+        rounds: list[Rollouts],
+        drawn: list[Draw],
+        selection: Selection,
+        rows: int,
+    ) -> Rollouts:
         """Return the rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
         size = self.trainer.args.num_generations
         rank = self.trainer.accelerator.process_index
@@ -275,7 +289,13 @@ class PromptSampling(Feature):
 
     # Log and checkpoints
 
-    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, num_groups: int) -> None:
+    def _log(
+        self,
+        drawn: list[Draw],
+        selection: Selection,
+        rounds: int,
+        num_groups: int,
+    ) -> None:
         """Log metrics of a batch, and update pass rates for the next one."""
         # Only now: estimates that change while prompts are drawn would make a draw depend on the ones before it.
         for key, correct, scored in self._judged:

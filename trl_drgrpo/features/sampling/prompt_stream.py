@@ -40,7 +40,12 @@ class Draw:
 
 
 def sampling_metrics(
-    drawn: Sequence[Draw], selection: Selection, *, rounds: int, tokens: int, dapo: bool = False
+    drawn: Sequence[Draw],
+    selection: Selection,
+    *,
+    rounds: int,
+    tokens: int,
+    dapo: bool = False,
 ) -> dict[str, float]:
     """Return the metrics of a batch.
 
@@ -101,6 +106,7 @@ def cap_warning(drawn: Sequence[Draw], num_groups: int, rounds: int) -> str:
     """
     generated = [draw for draw in drawn if draw.place is not None]
     live = sum(draw.live for draw in generated)
+    # The rewards of dead groups tell too hard prompts from too easy ones.
     rewards = [draw.reward for draw in generated if not draw.live and not math.isnan(draw.reward)]
     dead_groups = ""
     if rewards:
@@ -133,7 +139,13 @@ class PromptStream:
         position (`int`): Examples taken so far from an `IterableDataset`. Set it to go on from there.
     """
 
-    def __init__(self, dataset: Dataset | IterableDataset, seed: int, shuffle: bool, whole_rows: bool = False):
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        seed: int,
+        shuffle: bool,
+        whole_rows: bool = False,
+    ):
         self.dataset = dataset
         self.seed = seed
         self.shuffle = shuffle
