@@ -60,6 +60,7 @@ def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
         depth (`int`): D.
         expected_length (`float`): Mean length of earlier completions, in tokens.
     """
+    # Seeded by text: the same places on every process and after a resume.
     generator = random.Random(seed)
     return sorted(generator.uniform(0, expected_length) for _ in range(depth))
 
@@ -242,6 +243,7 @@ class ForkedRollouts(Feature):
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
         """Return `1 - score` of each step."""
         tokenizer = self.trainer.text_tokenizer
+        # The step scorer gets completions as in a batch, with the row of the data that each belongs to.
         rows: list[DatasetRow] = []
         prompts: list[Text] = []
         texts: list[Text] = []
@@ -273,6 +275,7 @@ class ForkedRollouts(Feature):
         """Return the branches of each row, its own continuation first; a row without a cut is its own branches."""
         new_branches = self.trainer.args.forks - 1
         limit = self.trainer.args.max_completion_length
+        # Until others are sampled, every branch is the row itself.
         branches = [[row] * (new_branches + 1) for row in rows]
         cut_rows = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
         # Every process has to ask for the same number of rows. A spare one has a token to go.

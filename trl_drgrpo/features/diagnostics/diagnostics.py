@@ -121,6 +121,7 @@ class PhaseClock:
         """
         if self._began is None:
             return {}
+        # The numbers of this step, and their sums up to the next reading.
         step = self._of_step
         step["whole"] = self._clock() - self._began
         step["steps"] = 1
@@ -145,6 +146,7 @@ class PhaseClock:
 
     @staticmethod
     def _as_metrics(sums: dict[str, float]) -> dict[str, float]:
+        # Training is the rest of the step: it is the one phase without a clock of its own.
         steps = sums["steps"]
         training = sums["whole"] - sums[GENERATE] - sums[SCORE]
         result = {
@@ -403,6 +405,7 @@ class Diagnostics(DescribingFeature):
         self._epoch_began_at = state.global_step
 
     def on_epoch_end(self, args, state, control, **kwargs) -> None:
+        # Only a stream can end in the middle of a run. A stored data set is read again by design.
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
@@ -466,6 +469,7 @@ class Diagnostics(DescribingFeature):
     ) -> dict[str, float]:
         """Return metrics of the batch, from rows and records of all ranks; the main process writes the records."""
         batch = view.snapshot.batch
+        # Ranks in their order, so that rows stand as in the whole batch.
         columns: dict[str, list[Any]] = defaultdict(list)
         records: list[dict[str, Any]] = []
         for of_rank in of_ranks:
@@ -482,6 +486,7 @@ class Diagnostics(DescribingFeature):
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
+        # The step that is trained on the batch comes next; an evaluation belongs to the steps done.
         is_training = self.trainer.model.training
         mode = "train" if is_training else "eval"
         step = self.trainer.state.global_step + is_training

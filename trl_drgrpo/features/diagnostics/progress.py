@@ -67,6 +67,7 @@ class ProgressCallback(DescribingCallback):
         self._began = self._last_line = self._last_step_end = self._clock()
         self._last_log_line = -math.inf
         self._first_step = state.global_step
+        # One bar, of the main process, where somebody can see it move.
         if state.is_world_process_zero and not args.disable_tqdm and self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -154,6 +155,7 @@ class ProgressCallback(DescribingCallback):
     def _is_due(self, state: TrainerState, is_logged: bool) -> bool:
         if is_logged and state.global_step >= state.max_steps:  # the last line of a run is never left out
             return True
+        # What the user has asked for; without a wish, every log has a line, and so has a long silence.
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0
         if self.every_seconds is not None:
@@ -188,6 +190,7 @@ class ProgressCallback(DescribingCallback):
         return self._time_left(self._began, steps_done, state.max_steps - self._first_step)
 
     def _time_left(self, began: float, done: int, total: int) -> str:
+        # By the mean of what is done: steps of one run take about as long.
         seconds = (self._clock() - began) / done * (total - done)
         return f"  {spoken_time(seconds)} left"
 

@@ -122,6 +122,7 @@ def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return the terms of the objective by name; `None` for a setting that has no effect in this run."""
     args = trainer.args
+    # Settings of vLLM and of steps are `None` where they have no effect: a resumed run must not be told of them.
     objective = {"loss_normalizer": trainer.loss_normalizer} | fields_of(args, _OBJECTIVE)
     objective |= dict.fromkeys((*_VLLM_OBJECTIVE, *_STEP_OBJECTIVE, "step_separator"))
     if args.use_vllm:

@@ -42,6 +42,7 @@ def recorded_groups(groups: int, most: int) -> list[int]:
 
     ```
     """
+    # Evenly spread: of 8 groups and 3 records these are 0, 2 and 5.
     count = groups if most < 0 else min(groups, most)
     return [i * groups // count for i in range(count)]
 
@@ -159,6 +160,7 @@ def logged_prompt(prompt: object) -> str:
     """
     if not isinstance(prompt, list):
         return str(prompt)
+    # Messages stand apart, each behind its role.
     texts = []
     for message in prompt:
         text = str(message)
@@ -192,6 +194,7 @@ def short_text(value: object) -> str:
 
 def _is_image(value: object) -> bool:
     """Tell an image of Pillow, without importing it, or the bytes of one."""
+    # As `datasets` stores an image that is not decoded.
     is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
 
@@ -285,6 +288,7 @@ class RunLog:
 
     def _earlier_starts(self) -> list[Any]:
         try:
+            # A damaged file, or one of another program, has no earlier starts.
             starts = json.loads((self.folder / RUN).read_text(encoding="utf-8"))["starts"]
         except (OSError, ValueError, KeyError, TypeError):
             return []
@@ -305,6 +309,7 @@ class RunLog:
         if self._content is None:
             return
         try:
+            # Nothing exists before the first write, and a folder may be deleted while the run goes on.
             self.folder.mkdir(parents=True, exist_ok=True)
             write()
         except OSError as error:
@@ -357,6 +362,7 @@ def _thin(path: Path, most: int) -> None:
     dropped = set(ordered[1 : len(ordered) // 2 : 2])
     if not dropped:
         return
+    # The file is replaced in one step, so that a reader never sees a half of it.
     part = path.with_suffix(".part")
     with path.open("rb") as file, part.open("wb") as thinned:
         thinned.writelines(line for line in file if _step_of(line) not in dropped)

@@ -163,6 +163,7 @@ class Window:
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> str | None:
         """Take in the metrics of a step. Return the warning, if the window is full and its cause holds."""
+        # Each metric that a pattern matches has a window of its own.
         values_by_metric = self._reading(metrics)
         for name, values in values_by_metric.items():
             readings = self.readings.setdefault(name, [])
@@ -207,6 +208,7 @@ class Window:
                 self.judged[name] = readings
         if not self.judged:
             return None
+        # The columns of the readings: steps, then one series per metric.
         first_readings = next(iter(self.judged.values()))  # the only ones, unless a `*` stands for several metrics
         self.steps, *series = zip(*first_readings, strict=True)
         self.span = span_of(self.steps)
@@ -246,6 +248,7 @@ def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
         thresholds.setdefault(cause.setting, {}).update(cause.thresholds)
     if setting is True:
         return thresholds
+    # Names before values: a misspelled cause is the first error.
     for name in setting:
         _refuse_unknown(name, thresholds, "")
     # In the order of the registry, whatever that of the settings: the first error is the same for the same mistakes.
@@ -360,6 +363,7 @@ class RunWarnings:
         self.step = state["step"]
         for window in self._windows:
             window_state = state["seen"].get(window.cause.name)
+            # A cause that was not watched before starts from nothing.
             if window_state is not None:
                 window.readings = window_state["readings"]
                 window.memory = window_state["kept"]

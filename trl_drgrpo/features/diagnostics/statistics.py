@@ -103,6 +103,7 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
         [`length_statistics`], [`group_statistics`], [`difficulty_statistics`], [`weight_statistics`].
     """
     result = {}
+    # Some groups may be scorable in part: NaN is no reward.
     scored = [reward for reward in rows.rewards if not math.isnan(reward)]
     if scored:
         result["drgrpo/reward_min"] = min(scored)
@@ -207,12 +208,14 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
         - `difficulty/gradient_weight_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
         - `difficulty/gradient_weight_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
     """
+    # Rows that are neither correct nor incorrect are in no pass rate.
     judged = [correct for correct in rows.correct or () if correct is not None]
     if not judged:
         return {}
     result = {"drgrpo/pass_rate": statistics.fmean(judged)}
     if rows.num_generations < 2:
         return result
+    # A group without any verdict is in no bucket.
     groups_by_bucket: list[list[range]] = [[] for _ in BUCKETS]
     for group in rows.groups:
         rate = _pass_rate(rows, group)
@@ -245,6 +248,7 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
 
     ```
     """
+    # Asked of the rewards themselves, not of their rounded deviations.
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
     mean = statistics.fmean(rewards)

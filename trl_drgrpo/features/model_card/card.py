@@ -97,6 +97,7 @@ def write_card(
 
     `metadata`: of TRL's card, repaired in place; further arguments as in [`card_text`].
     """
+    # TRL's card is written first, and gives the metadata; its text is not used.
     _repair(metadata, trainer.unwrapped_model, dataset_name or dataset_id(trainer.train_dataset))
     text = card_text(trainer, readme.parent, dataset_name, optimizers, newest)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
@@ -180,6 +181,7 @@ def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | Non
         data.datasets = dataset_name
     elif not is_hub_id(data.datasets):
         data.datasets = None
+    # TRL's tags, and those by which the Hub finds adapters.
     tags = set(data.tags or [])
     adapters = getattr(model, "peft_config", None)
     if adapters is not None:
@@ -273,6 +275,7 @@ def training_rows(trainer: "TrainerProtocol", optimizers: Optimizers) -> Rows:
     """Return optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args = trainer.args
     optimizer, scheduler = optimizers
+    # An optimizer of the user's own has rates and decays by group.
     rates = {f"{args.learning_rate:g}"}
     decays = {f"{args.weight_decay:g}"}
     if optimizer is not None:

@@ -121,6 +121,7 @@ def _loading(model: PreTrainedModel) -> dict[str, str]:
     values = plain_data(getattr(model.config, "quantization_config", None)) or {}
     if not hasattr(model, "peft_config") or values.get("quant_method") != "bitsandbytes":
         return {}
+    # As code that builds the same configuration.
     arguments = ["load_in_8bit=True"]
     if not values.get("load_in_8bit"):
         arguments = ["load_in_4bit=True"]

@@ -86,6 +86,7 @@ class ModelCard(Feature):
             trainer.create_model_card()
             if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
                 shutil.copyfile(self._readme, folder / self._readme.name)
+                # The card refers to its picture by a path beside it.
                 picture = self._readme.parent / "card"
                 if picture.is_dir() and not trainer.is_in_train:
                     shutil.copytree(picture, folder / "card", dirs_exist_ok=True)

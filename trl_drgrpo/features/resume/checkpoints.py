@@ -53,6 +53,7 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
     Links are removed, the folder itself and those in it: their targets belong to others.
     """
+    # Writing through a link would change somebody else's files.
     if checkpoint.is_symlink():
         logger.warning("%s was a link to %s, which stays as it is.", checkpoint, os.readlink(checkpoint))
         checkpoint.unlink()
@@ -340,6 +341,7 @@ def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) ->
     """
     if not limit or limit < 0:
         return
+    # Checkpoints without a readable state first, the lowest step first, then the others in the order of writing.
     states = states_in(newest.parent)
     folders = [path for path in reversed(checkpoint_folders(newest.parent)) if path not in states]
     folders += states
@@ -377,6 +379,7 @@ def rollouts_file(checkpoint: Path, rank: int) -> Path:
 
 def features_by_name(features: Iterable["Feature"]) -> dict[str, "Feature"]:
     """Return features by the name that a checkpoint holds their state under; others of a class are numbered."""
+    # The first of a class has its plain name, so that a second one does not change it.
     counts: Counter[str] = Counter()
     named_features = {}
     for feature in features:

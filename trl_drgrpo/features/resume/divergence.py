@@ -134,6 +134,7 @@ class DivergenceGuard(Feature):
         optimizer = self.trainer.optimizer
         if optimizer is None or self.trainer.in_lockstep:
             return None
+        # Of Adam the two moments; of other optimizers whatever tensors they hold.
         moments = []
         for state in optimizer.state.values():
             for name, value in state.items():
@@ -155,6 +156,7 @@ class DivergenceGuard(Feature):
 
     def _newest_checkpoint(self, before: int) -> Path | None:
         """Return the newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
+        # The run that this one goes on from may lie in another folder.
         resumed = self._resume.resumed_from
         folders = checkpoint_folders(Path(self.trainer.args.output_dir))
         if resumed is not None:
@@ -166,6 +168,7 @@ class DivergenceGuard(Feature):
 
     def _likely_cause(self) -> str:
         args = self.trainer.args
+        # In the order of how surely a number explains it: advantages, the rate, the dtype.
         rate = args.learning_rate
         if self.trainer.optimizer is not None:
             # A schedule may have brought the rate of the moment down to 0.

@@ -37,6 +37,7 @@ _NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the s
 
 def refuse_another_run(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> None:
     """Refuse a run that differs from its checkpoint in the optimizer, the adapter or the objective."""
+    # A checkpoint of plain TRL records no settings.
     before = (_state_of(checkpoint) or {"settings": {}})["settings"]
     if not has_optimizer(checkpoint):
         before = {name: value for name, value in before.items() if name != "optim"}
@@ -71,6 +72,7 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
     if state is None:
         _say_what_is_missing(trainer, checkpoint)
         return {}
+    # L is part of the run: it stays, unless the user asks for another one, which is refused.
     loss_normalizer = state["loss_normalizer"]
     if trainer.args.loss_normalizer not in (None, loss_normalizer):
         raise InputError(
@@ -136,6 +138,7 @@ def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
 
 def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoint: Path) -> None:
     """Restore the position between two generations; with another geometry the next step generates anew."""
+    # With other batch sizes, micro-batches and their count mean something else.
     sizes = changed(state["geometry"], geometry(trainer))
     if sizes:
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
@@ -175,6 +178,7 @@ def load_rollouts(
 
     `files` are sizes and checksums, as the checkpoint's state lists them.
     """
+    # Checked before it is loaded: rollouts were left out when the checkpoint was found complete.
     source = rollouts_file(checkpoint, rank)
     if source.name in files:
         reason = why_changed(checkpoint, source.name, files[source.name])

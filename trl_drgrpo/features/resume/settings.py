@@ -104,6 +104,7 @@ def resume_facts(
 
 def geometry(trainer: "TrainerProtocol") -> dict[str, int]:
     """Return batch sizes and process count: with others, `micro_step` and pending completions mean nothing."""
+    # The sizes that `micro_step` and pending completions are counted in.
     fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     fields += ("num_iterations", "num_generations")
     return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
@@ -154,6 +155,7 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
         return facts
     if is_adapted:
         facts["base"] = weights_mark(base)
+    # Without KL there is no reference, and none is compared.
     if trainer.args.beta:
         reference = reference_adapter or base  # of an adapter that goes on, the copy of it
         if trainer.ref_model is not None:
@@ -186,6 +188,7 @@ def dataset_mark(dataset: "Data") -> str | None:
 
     ```
     """
+    # A stream has no rows that could be picked by their number.
     if not isinstance(dataset, Dataset):
         return None
     plain = dataset.with_format(None)  # a transform may draw random numbers

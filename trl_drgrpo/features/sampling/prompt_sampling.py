@@ -127,6 +127,7 @@ class PromptSampling(Feature):
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args
+        # One row per group, in the order of the processes: the same prompts on all of them.
         examples = self.trainer.gathered(list(inputs))[:: args.num_generations]
         num_groups = len(examples)
         cap = num_groups * args.max_sampling_rounds
@@ -142,6 +143,7 @@ class PromptSampling(Feature):
         # Nothing was kept up to the cap. TRL needs rows all the same: these get advantages of 0.
         if not rounds:
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
+        # The draws behind the K-th selected one do not count: their completions are dropped.
         selection = select_groups(
             [self._is_selected(draw) for draw in drawn],
             num_groups,
@@ -209,6 +211,7 @@ class PromptSampling(Feature):
         rank = self.trainer.accelerator.process_index
         # Copies: TRL and the reward functions may write into the rows of a group, which are one object here.
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
+        # Rows are exchanged between processes, which has to know how to cut each tensor.
         unknown = unknown_keys(rollouts)
         if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
@@ -260,6 +263,7 @@ class PromptSampling(Feature):
         """Return the rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
         size = self.trainer.args.num_generations
         rank = self.trainer.accelerator.process_index
+        # Round and group of each selected draw, then of others that fill the batch with weights of 0.
         chosen = [drawn[i].place for i in selection.draws]
         weights = list(selection.weights)
         spare = iter([draw.place for draw in drawn if draw.place is not None and draw.place not in chosen])

@@ -190,6 +190,7 @@ class PromptStream:
 
         As in TRL, a pass leaves out its last rows where they are fewer than a batch.
         """
+        # Which pass over the data the batch falls into, and where in it.
         number_of_pass, place = divmod(number, max(1, size // first))
         start = place * first
         if not self.shuffle:
@@ -221,6 +222,7 @@ class PromptStream:
 
     def _passes(self) -> Iterator[Any]:
         """Yield a stream's examples, pass after pass; ends at an empty pass."""
+        # A new order for each pass, by a seed that a resumed run computes, too.
         for epoch in itertools.count():
             source = self.dataset
             if self.shuffle:
