@@ -62,6 +62,7 @@ def selected_and_alone(
     tokens = logits.topk(3).indices  # (n, 3)
     # The first and the last copy stay, so that the selected rows are not neighbors.
     staying = [0, 2]
+    # What must come out: the same tokens, each copy in a batch that no selection has touched.
     alone: list[torch.Tensor] = []
     for copy_number in staying:
         rows = CopiedRows(model, ids, prompts)

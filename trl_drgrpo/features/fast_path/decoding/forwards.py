@@ -98,6 +98,7 @@ class Forwards:
             speed.on(SpeedPart.PROMPTS_ONCE)
 
     def _run_prompts(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+        # As in transformers' loop, which asks the model for the inputs of its first forward.
         inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **model_kwargs)
         outputs = self._model(**inputs, return_dict=True)
         cache = cache_of(outputs)
@@ -172,6 +173,7 @@ class Forwards:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows of the batch."""
+        # Before the first step the rows are copies of prompts, and only their numbers are selected.
         self._kwargs = select_inputs(self._kwargs, rows)
         if self._prefilled is not None:
             self._prompts = self._prompts[rows]
@@ -218,6 +220,7 @@ class Forwards:
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
         """Take the step that decides on the cache."""
+        # Where a group cache is refused, transformers' own goes on from this one: nothing has written into it.
         prefilled = self._prefilled
         self._prefilled = None
         reason = self._speed.barred.get(SpeedPart.GROUP_CACHE) or _why_not.get(self._model)
@@ -359,6 +362,7 @@ class Forwards:
 def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> str | None:
     """Return how logits `(n, V)` differ; `None` where they are as close to the expected ones as this share of their
     scale."""
+    # The scale is how far logits lie from their mean: what all of them have in common changes no probability.
     difference = (logits.float() - expected.float()).abs().max().item()
     scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
     if difference <= agreement * scale:  # not when one of them is NaN

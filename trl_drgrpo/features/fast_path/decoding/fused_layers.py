@@ -75,12 +75,14 @@ def _norm_form(module: nn.Module, kinds: list[Callable[[nn.Module], Iterator[For
 
 def _plain_forms(module: nn.Module) -> Iterator[NormForm]:
     """Yield the forms that a norm of one input may have: with a number that it holds."""
+    # One of them may be its eps, whatever its name.
     numbers = [value for value in vars(module).values() if isinstance(value, float)]
     return starmap(NormForm, product(numbers, (0.0, 1.0)))
 
 
 def _fused_norm(module: nn.Module, form: Form) -> Callable[..., torch.Tensor]:
     """Return the forward of a norm in few operations, with the weights of this generation."""
+    # Once per generation, and not in every step: the weights do not change meanwhile.
     weight: Any = module.weight
     if form.offset:
         weight = weight + form.offset

@@ -67,6 +67,7 @@ class Grid:
     @classmethod
     def of(cls, prompts: list[int], number: int, device: torch.device) -> "Grid":
         """Return the smallest grid for rows of so many prompts."""
+        # Rows of a prompt take its places in their order; the prompt with most rows decides on the width.
         rows_of = [0] * number
         places = []
         for prompt in prompts:
@@ -178,6 +179,7 @@ class GroupLayer(CacheLayerMixin):
         **kwargs: Any,
     ) -> Any:
         """Write a token of each row. Returns its keys and values with a mark by which attention finds this layer."""
+        # A grid has one column to write in a step. Several tokens would need a mask among themselves.
         if key_states.size(2) != 1:
             raise ValueError("one token of each row at a time")
         if self.fixed is None:
@@ -296,6 +298,7 @@ class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
 
     def __init__(self, prefilled: PrefilledLayer, rows: torch.Tensor, *of_group: Any):
         GroupLayer.__init__(self, prefilled, *of_group)
+        # transformers' class has no constructor that takes states: its attributes are copied, those of the prompts.
         for name in vars(LinearAttentionLayer()):
             setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
         self.reorder_cache(rows)
@@ -332,6 +335,7 @@ class GroupCache(Cache):
         device = first_keys.device
         self.grid = Grid.of(prompts, len(first_keys), device)
         self.bias = None
+        # Without padding nothing is added to scores.
         if mask is not None and not mask.all():
             bias = torch.zeros_like(mask, dtype=torch.float32)
             self.bias = bias.masked_fill_(mask == 0, -torch.inf)[:, None]
@@ -454,6 +458,7 @@ def group_attention(
     Returns:
         `(n, 1, heads, D)`, and no weights.
     """
+    # The mark is on the tensor that `update` returned: an operation on keys or values would lose it.
     layer = getattr(key, LAYER, None)
     if layer is None or getattr(value, LAYER, None) is not layer:
         raise Refused("it changes keys or values after the cache")
@@ -521,6 +526,7 @@ def _scores(
 
     `baddbmm_` scales within the product; with `beta=0` it does not read what it writes to.
     """
+    # Prompts first: one product per prompt and head. Then one per row, over what it has written itself.
     columns = visible.prompt_keys.size(2)
     written = visible.own_keys.size(1)
     in_place = writes_into_place(by_row.device)

@@ -34,6 +34,7 @@ class GatedNormForm(NamedTuple):
 
     def apply(self, weight: torch.Tensor, states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the norm of states."""
+        # The gate comes before the norm, as in Mamba 2, or behind it.
         factor = self.activation(gate)
         if self.is_first:
             states = states * factor

@@ -121,6 +121,7 @@ class JoinedAdapters:
 
     def join(self) -> None:
         """Share a product among the layers that have read the same tensor in the first step."""
+        # By the identity of the input, and by dtype: layers of another one have a product of their own.
         readers: dict[tuple[int, torch.dtype], list[AdaptedLayer]] = {}
         for states, layer in self._first_calls or ():
             product, _ = self._products[layer]

@@ -43,6 +43,7 @@ def in_rounds(
     ids = kwargs.get("input_ids")
     if not isinstance(ids, torch.Tensor) or len(ids) <= rows_at_once:
         return generate(limits, kwargs)
+    # A tensor that is not known to have a row for each completion cannot be cut.
     tensors = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
     unknown_tensors = [name for name in tensors if name not in _BY_ROW]
     if unknown_tensors:

@@ -39,6 +39,7 @@ def does_not_fit(
     """  # noqa: E501
     rows, columns = input_ids.shape
     prompts = len({tuple(row) for row in input_ids.tolist()})
+    # Keys and values are counted in tokens: every token takes the same memory in each layer.
     prompts_held = prompts if shares else rows
     prompt_tokens = prompts_held * columns
     completion_tokens = rows * tokens
