@@ -285,8 +285,8 @@ class DrGRPOTrainer(HostTrainer):
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         core = [DivergenceGuard(self, self.resume), self.resume, self.diagnostics, self.fast_path]
-        others = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
-        self.features = [*core, *(part for part in others if isinstance(part, Feature))]
+        parts = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
+        self.features = [*core, *(part for part in parts if isinstance(part, Feature))]
         for feature in self.features:
             feature.trainer = self
 
@@ -442,8 +442,8 @@ class DrGRPOTrainer(HostTrainer):
         process_weight = args.process_weight
         # The tokens after the last separator are the decision to stop. The unbiased rules credit it by itself; the
         # published baselines pay it with the last step, as their papers do.
-        apart = batch.forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
-        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
+        closings_apart = batch.forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
+        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=closings_apart)
         if batch.forks is not None:
             from trl_drgrpo.objective.fork_advantages import fork_step_advantages
 

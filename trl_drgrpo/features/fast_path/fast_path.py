@@ -276,8 +276,8 @@ class FastPath(Feature):
         takes_positions = "position_ids" in inspect.signature(without_adapters(unwrapped).forward).parameters
 
         def padded(tokens: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
-            more = {"position_ids": positions} if takes_positions else {}
-            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **more), tokens)[0]
+            position_inputs = {"position_ids": positions} if takes_positions else {}
+            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **position_inputs), tokens)[0]
 
         return why_not_rebatched(unwrapped, partial(self._log_probs, model), padded, self._reduced_dtype(model))
 

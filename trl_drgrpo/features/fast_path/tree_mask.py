@@ -36,9 +36,9 @@ def cut_into_blocks(ends: Sequence[int]) -> list[range]:
 
     ```
     """
-    whole = range(len(ends))
+    pack = range(len(ends))
     # The stem ends before the first token that some of the later ones do not follow.
-    stem = range(next((place for place in whole if ends[place] != len(ends)), len(ends)))
+    stem = range(next((place for place in pack if ends[place] != len(ends)), len(ends)))
     branches: list[range] = []
     place = len(stem)
     while place < len(ends):
@@ -53,8 +53,8 @@ def cut_into_blocks(ends: Sequence[int]) -> list[range]:
         branches.append(branch)
     # The stem gathers no keys, and causal attention leaves out half of its pairs.
     cost_of_blocks = len(stem) ** 2 // 2 + BLOCK_COST + sum(_cost(branch, stem) for branch in branches)
-    if branches and _cost(whole, range(0)) <= cost_of_blocks:
-        return [whole]
+    if branches and _cost(pack, range(0)) <= cost_of_blocks:
+        return [pack]
     return [stem, *branches]
 
 

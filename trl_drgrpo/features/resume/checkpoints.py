@@ -302,9 +302,9 @@ def run_in(output_dir: Path) -> str:
     """
     checkpoints = [path.name for path in checkpoint_folders(output_dir) if _was_completed(path)]
     if checkpoints:
-        others = len(checkpoints) - 1
-        and_others = ("", " and 1 more checkpoint", f" and {others} more checkpoints")
-        return checkpoints[0] + and_others[min(others, 2)]
+        further = len(checkpoints) - 1
+        and_further = ("", " and 1 more checkpoint", f" and {further} more checkpoints")
+        return checkpoints[0] + and_further[min(further, 2)]
     weights = sorted(chain.from_iterable(map(output_dir.glob, _WEIGHTS)))
     if weights and (output_dir / _MARK).exists():
         return f"a saved model, {weights[0].name}"

@@ -130,10 +130,11 @@ def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
         trainer.loss_normalizer,
     )
     states = filter(None, map(state_or_none, checkpoint_folders(checkpoint.parent)))
-    ours = next((state["loss_normalizer"] for state in states), trainer.loss_normalizer)  # of the newest
-    if ours != trainer.loss_normalizer:
-        remedy = f"Set loss_normalizer={ours} to keep it."
-        logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
+    normalizer = next((state["loss_normalizer"] for state in states), trainer.loss_normalizer)  # of the newest
+    if normalizer != trainer.loss_normalizer:
+        remedy = f"Set loss_normalizer={normalizer} to keep it."
+        message = "Other checkpoints in %s were trained with L = %d. %s"
+        logger.warning(message, checkpoint.parent, normalizer, remedy)
 
 
 def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoint: Path) -> None:
