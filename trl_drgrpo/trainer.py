@@ -200,16 +200,26 @@ class DrGRPOTrainer(HostTrainer):
         self.advantage_func = advantage_func
         # The config has made sure that one of the two is set.
         self.loss_normalizer = int(args.loss_normalizer or args.max_completion_length or 0)
+        # Features are listed before TRL's constructor runs, because it calls hooks (`opening_repository`) already.
         self._build_features(run, optimizers)
         self._add_features(features, args)
-        if vanished or untested_versions():  # a proof on a tiny model, made once for these versions
+        if vanished or untested_versions():
+            # A proof on a tiny model, made once for these versions. It comes before the model of the run is loaded.
             from trl_drgrpo.host_proof.keeping import require_proof
 
-            settings = {"tools": tools or environment_factory, "rollout_func": rollout_func, "use_vllm": args.use_vllm}
-            self.fast_path.speed.bar(require_proof(DrGRPOTrainer, args, vanished, settings))
+            settings = {
+                "tools": tools or environment_factory,
+                "rollout_func": rollout_func,
+                "use_vllm": args.use_vllm,
+            }
+            barred = require_proof(DrGRPOTrainer, args, vanished, settings)
+            self.fast_path.speed.bar(barred)
         if processing_class is None:
             processing_class = adapters_tokenizer(model, args.trust_remote_code)
-        self.given_adapter = peft_config = copy.copy(peft_config)  # which may be narrowed to layers of this model
+        # A copy, because it may be narrowed to layers of this model. A model that is named by a text is loaded by
+        # TRL: `load_policy` narrows it then.
+        peft_config = copy.copy(peft_config)
+        self.given_adapter = peft_config
         if not isinstance(model, str):
             limit_to_language_model(peft_config, model)
         super().__init__(
@@ -229,7 +239,8 @@ class DrGRPOTrainer(HostTrainer):
             run.turns.factory,
             **parent_kwargs,
         )
-        # Behind the rewards that were passed TRL has added those of environments: ours lose a row where one fails.
+        # TRL has appended the rewards of environments to those that were passed. These take their places: with
+        # on_reward_error="unscorable", an environment that fails costs its row and not the run.
         for i, outcome_reward in enumerate(reversed(self.turns.outcome_rewards), start=1):
             self.reward_funcs[-i] = checked_reward(outcome_reward, name=self.reward_func_names[-i])
         if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
@@ -237,15 +248,25 @@ class DrGRPOTrainer(HostTrainer):
             memory_watch = built("memory_watch", run.arguments)
             if memory_watch is not None:
                 self.add_callback(memory_watch)
-        self._introduce_features()
+        for feature in self.features:
+            self.add_callback(feature)
+            feature.on_trainer_built()
+        if self.step_scorer:
+            self.step_scorer.on_trainer_built(self)
         splits = named_splits(train_dataset, eval_dataset)
-        if run.embeddings is None:
-            check_vocabulary(
-                self.processing_class, embedding_rows(self.unwrapped_model), splits, args.chat_template_kwargs
-            )
+        if run.embeddings is None:  # `prepare` could not count them before the model was loaded
+            embeddings = embedding_rows(self.unwrapped_model)
+            check_vocabulary(self.processing_class, embeddings, splits, args.chat_template_kwargs)
         if rollout_func is None:
-            context = (args.vllm_max_model_length if self.use_vllm else None) or context_length(self.model.config)
+            # Prompts are measured as the model gets them, with chat template and tools, which TRL's constructor sets.
+            context = None
+            if self.use_vllm:
+                context = args.vllm_max_model_length
+            if not context:
+                context = context_length(self.model.config)
             check_prompt_lengths(splits, self.prompt_lengths, args.max_completion_length, context)
+        # A plain `GRPOConfig` was converted, so an assignment to it from here on is lost. `refuse_lost_assignments`
+        # compares it with these values to say so.
         if self.passed_args is not None:
             self.passed_with = dict(vars(self.passed_args))
 
@@ -256,7 +277,7 @@ class DrGRPOTrainer(HostTrainer):
         self.earlier = EarlierBatches(self)
         self.model_card = ModelCard(self, optimizers)
         self.movement_watch = MovementWatch(self)
-        # Options: what the run does not ask for stands there as `config/optional_parts.py` has it.
+        # An option that the run does not ask for is the placeholder of `config/optional_parts.py`, often `None`.
         self.sampling = built("sampling", run.arguments, self)
         self.forks = built("forks", run.arguments, self, run.segmenter)
         self.router_balance = built("router_balance", run.arguments, self)
@@ -264,8 +285,8 @@ class DrGRPOTrainer(HostTrainer):
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         core = [DivergenceGuard(self, self.resume), self.resume, self.diagnostics, self.fast_path]
-        others = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
-        self.features = [*core, *(part for part in others if isinstance(part, Feature))]
+        parts = [self.sampling, self.forks, self.router_balance, self.earlier, self.model_card, self.turns]
+        self.features = [*core, *(part for part in parts if isinstance(part, Feature))]
         for feature in self.features:
             feature.trainer = self
 
@@ -278,13 +299,6 @@ class DrGRPOTrainer(HostTrainer):
             feature.trainer = self
             self.features = [*self.features, feature]
         self.check_owners()
-
-    def _introduce_features(self) -> None:
-        for feature in self.features:
-            self.add_callback(feature)
-            feature.on_trainer_built()
-        if self.step_scorer:
-            self.step_scorer.on_trainer_built(self)
 
     def load_policy(self, load: Callable[..., Model], name: str, options: dict[str, Any]) -> Model:
         model = load_policy(load, name, options)
@@ -308,10 +322,12 @@ class DrGRPOTrainer(HostTrainer):
         complete, or was changed since it was written, is an `InputError`. So is a configuration that contradicts
         Dr. GRPO by now, or a field that was assigned too late.
         """
+        # Again, because `trainer.features` and `trainer.args` may have been assigned since the trainer was built.
         self.check_owners()
         self.check_assignments()
         try:
             with ExitStack() as running:
+                # First: it refuses a folder of another run before anything else writes there.
                 checkpoint = running.enter_context(self.resume.started(resume_from_checkpoint))
                 running.enter_context(progress_by_default(self))
                 if self.args.gradient_checkpointing_kwargs:
@@ -338,8 +354,12 @@ class DrGRPOTrainer(HostTrainer):
         prefix = kwargs.get("metric_key_prefix", "eval")
         if prefix.startswith(PREFIX):
             metrics = metrics_by_set(metrics, prefix)
-        is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}  # as transformers calls it
-        return with_best_metric(self.args, metrics) if is_scheduled else metrics
+        # In training, transformers passes `ignore_keys` alone. For each of several sets it then calls this method
+        # again, with more arguments.
+        is_scheduled = self.is_in_train and not args and kwargs.keys() <= {"ignore_keys"}
+        if is_scheduled:
+            return with_best_metric(self.args, metrics)
+        return metrics
 
     # Rewards become advantages
 
@@ -348,7 +368,9 @@ class DrGRPOTrainer(HostTrainer):
         super().on_rows(rows)
         field = "train_dataset" if self.model.training else "eval_dataset"
         data = getattr(self, field)
-        splits = data.values() if isinstance(data, dict) else [data]
+        splits = [data]
+        if isinstance(data, dict):  # several evaluation sets, by name
+            splits = data.values()
         if not all(hasattr(split, "__len__") for split in splits):
             check_batch(rows, field)
 
@@ -359,13 +381,19 @@ class DrGRPOTrainer(HostTrainer):
 
     def on_rollouts(self, batch: ScoredBatch, rollouts: Rollouts) -> Rollouts:
         """Replace the advantages of a scored generation batch by those of Dr. GRPO."""
-        steps = self.step_scorer.fields(self, batch, rollouts) if self.step_scorer else StepFields()
+        steps = StepFields()
+        if self.step_scorer:
+            steps = self.step_scorer.fields(self, batch, rollouts)
+        # A row whose environment failed has no reward, whatever the reward functions made of what is left of it.
         batch.rewards_per_func[self.turns.failed_rows()] = torch.nan
         rewards = combine_rewards(batch.rewards_per_func, self.reward_weights)
         refuse_infinite(rewards, "weighted sum of the rewards", self.args.on_reward_error)
-        if self.reward_func_names == [process_only.__name__]:  # a row is as scorable as its steps
+        if self.reward_func_names == [process_only.__name__]:
+            # Step rewards work alone, and `process_only` gives 0 to every row. A row without any score for its steps
+            # cannot be judged, so it must leave the group like a row without an outcome.
             is_unscorable = [bool(row) and set(row) == {None} for row in steps.step_rewards or ()]
-            rewards = rewards.masked_fill(torch.tensor(is_unscorable, device=rewards.device), torch.nan)
+            unscorable = torch.tensor(is_unscorable, device=rewards.device)
+            rewards = rewards.masked_fill(unscorable, torch.nan)
         rewarded = RolloutBatch(
             **vars(steps),
             scored=batch,
@@ -381,6 +409,7 @@ class DrGRPOTrainer(HostTrainer):
         rollouts["advantages"] = advantages
         ratios = rollouts.get("importance_sampling_ratio")
         credited = CreditedBatch(**vars(rewarded), advantages=advantages, sampling_ratios=ratios)
+        # TRL has noted its own advantages for the table of completions. What only describes a run never ends it.
         means = self.describing.value(
             "The table of completions", lambda: credited.row_advantages.tolist(), otherwise=[]
         )
@@ -411,8 +440,10 @@ class DrGRPOTrainer(HostTrainer):
         is_baseline = args.process_role == "baseline"
         outcome_weight = args.outcome_weight
         process_weight = args.process_weight
-        apart = batch.forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
-        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=apart)
+        # The tokens after the last separator are the decision to stop. The unbiased rules credit it by itself; the
+        # published baselines pay it with the last step, as their papers do.
+        closings_apart = batch.forks is not None or is_baseline or args.step_baseline in ("to_go", "none")
+        rewards, ends = with_closings(batch.step_rewards, batch.step_ends, apart=closings_apart)
         if batch.forks is not None:
             from trl_drgrpo.objective.fork_advantages import fork_step_advantages
 
@@ -422,8 +453,9 @@ class DrGRPOTrainer(HostTrainer):
             credits, metrics = self.earlier.value_baseline.subtract(
                 scored, rewards, ends, batch.num_generations, update=batch.training
             )
-            self.log_batch({f"process/baseline_{name}": [value] for name, value in metrics.items()}, {})
-            # The credits hold the outcome already.
+            logs = {f"process/baseline_{name}": [value] for name, value in metrics.items()}
+            self.log_batch(logs, {})
+            # The credits are outcomes minus a baseline: they take the outcome's place, and its weight.
             process_weight = outcome_weight
             outcome_weight = 0.0
         else:
@@ -436,6 +468,7 @@ class DrGRPOTrainer(HostTrainer):
                 state_keys=batch.state_keys,
                 unscorable=unscorable,
             )
+        # Groups may be spread over ranks, so credits were computed from all rows; this rank trains its own.
         rows = batch.own_rows
         process = broadcast_to_tokens(credits[rows], ends[rows], batch.trained_mask)  # (b, T)
         if outcome.dim() == 1:
@@ -458,8 +491,9 @@ class DrGRPOTrainer(HostTrainer):
         """Custom advantage function, if any."""
         if self.advantage_func is not None:
             return f"advantage_func '{reward_name(self.advantage_func)}'"
-        is_own = type(self).compute_advantages is not DrGRPOTrainer.compute_advantages
-        return f"method {type(self).__name__}.compute_advantages" if is_own else None
+        if type(self).compute_advantages is not DrGRPOTrainer.compute_advantages:
+            return f"method {type(self).__name__}.compute_advantages"
+        return None
 
     def _checked_advantages(self, batch: RolloutBatch) -> torch.Tensor:
         """Checked result of `advantage_func` or `compute_advantages` for a batch."""
@@ -499,5 +533,6 @@ class DrGRPOTrainer(HostTrainer):
 
     def add_to_log(self, logs: dict[str, float]) -> None:
         if self.args.beta_warmup_steps and self.model.training:
-            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)  # the step that was just finished
+            # transformers has counted the step that was just finished.
+            logs["drgrpo/beta"] = self.beta_at(self.state.global_step - 1)
         super().add_to_log(logs)

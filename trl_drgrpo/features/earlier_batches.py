@@ -40,6 +40,7 @@ class EarlierBatches(Feature):
         """Divisor of the outcome advantages; 1 in the first batch."""
         if not self.trainer.args.scale_by_running_std:
             return 1.0
+        # Noted here, and added behind the batch: a divisor that saw a row's reward would bias its gradient.
         if batch.training:
             self._rewards.append(batch.rewards)
         return self.reward_scale.std
@@ -57,6 +58,7 @@ class EarlierBatches(Feature):
 
     def state_dict(self) -> dict[str, Any]:
         state = {"reward_scale": self.reward_scale.state_dict()}
+        # A cached property is in the instance once somebody has asked for it.
         if "value_baseline" in vars(self):
             state["value_baseline"] = self.value_baseline.state_dict()
         return state

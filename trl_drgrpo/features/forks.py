@@ -60,11 +60,17 @@ def drawn_places(seed: str, depth: int, expected_length: float) -> list[float]:
         depth (`int`): D.
         expected_length (`float`): Mean length of earlier completions, in tokens.
     """
+    # Seeded by text: the same places on every process and after a resume.
     generator = random.Random(seed)
     return sorted(generator.uniform(0, expected_length) for _ in range(depth))
 
 
-def first_above(places: Sequence[int], measures: Sequence[float | None], threshold: float, after: int) -> int | None:
+def first_above(
+    places: Sequence[int],
+    measures: Sequence[float | None],
+    threshold: float,
+    after: int,
+) -> int | None:
     """Return the first boundary behind an earlier cut that measures more than the threshold; `None` without one.
 
     Example:
@@ -152,7 +158,9 @@ class ForkedRollouts(Feature):
         yield
         if self.batch_lengths:
             mean = sum(self.batch_lengths) / len(self.batch_lengths)
-            self.mean_length = mean if self.mean_length is None else 0.8 * self.mean_length + 0.2 * mean
+            if self.mean_length is not None:
+                mean = 0.8 * self.mean_length + 0.2 * mean
+            self.mean_length = mean
 
     def on_rows(self, rows: Sequence[DatasetRow]) -> None:
         self._dataset_rows = rows
@@ -172,17 +180,19 @@ class ForkedRollouts(Feature):
         cuts: list[list[int]] = [[] for _ in rows]
         parent_lengths = [len(ids) for ids, _ in rows]
         sampled_tokens = sum(parent_lengths)
+        # At each level every row becomes b rows: 2 parents with b = 2 and D = 2 become 4 rows, then 8.
         for level in range(args.fork_depth):
-            last_cuts = [of_row[-1] if of_row else 0 for of_row in cuts]
-            new_cuts = self._cuts(prompts, [ids for ids, _ in rows], last_cuts, level)
+            new_cuts = self._cuts(prompts, [ids for ids, _ in rows], cuts, level)
             branches = self._continued(prompts, rows, new_cuts, generate)
             next_prompts: list[list[int]] = []
             next_cuts: list[list[int]] = []
             next_rows: list[_Row] = []
             for i, cut in enumerate(new_cuts):
-                if cut is not None:
+                if cut is None:
+                    end = len(rows[i][0])
+                else:
+                    end = cut
                     sampled_tokens += sum(len(ids) - cut for ids, _ in branches[i][1:])
-                end = len(rows[i][0]) if cut is None else cut
                 next_prompts += [prompts[i]] * args.forks
                 next_cuts += [[*cuts[i], end]] * args.forks
                 next_rows += branches[i]
@@ -190,63 +200,82 @@ class ForkedRollouts(Feature):
             cuts = next_cuts
             rows = next_rows
         completions = [ids for ids, _ in rows]
-        log_probs = None if parents[1] is None else [values for _, values in rows]
+        log_probs = None
+        if parents[1] is not None:  # this backend returns them
+            log_probs = [values for _, values in rows]
         self.newest = Forks(args.forks, cuts)
         self._note(self.newest, parent_lengths, sampled_tokens, completions)
         return completions, log_probs
 
     def _cuts(
-        self, prompts: list[list[int]], completions: list[list[int]], before: list[int], level: int
+        self,
+        prompts: list[list[int]],
+        completions: list[list[int]],
+        earlier_cuts: list[list[int]],
+        level: int,
     ) -> list[int | None]:
-        """Return the tokens before the next cut of each row; `None` without one. `before`: those before the last."""
+        """Return the tokens before the next cut of each row; `None` without one."""
         args = self.trainer.args
         tokenizer = self.trainer.text_tokenizer
         ends = [self.segmenter(ids, tokenizer).ends for ids in completions]
         self.segmenter.warn_of_looking_ahead("forks", completions, tokenizer)
         places = [boundaries(row, len(ids)) for row, ids in zip(ends, completions, strict=True)]
-        measures: Sequence[Sequence[float | None]] = places
-        thresholds = [args.fork_threshold or 0.0] * len(places)
-        if args.fork_at == "drawn":
-            parent = args.forks**level  # rows of one parent, so far
-            first = self.trainer.accelerator.process_index * len(prompts) // parent
-            length = self.mean_length or 0.0  # in the first batch behind the first step
-            for i in range(len(places)):
-                # By parent: its rows share a prefix, so they are cut at places of one draw.
-                seed = f"{args.seed} fork {self.batches} {first + i // parent}"
-                thresholds[i] = drawn_places(seed, args.fork_depth, length)[level]
-        elif args.fork_at == "entropy":
+        measures: Sequence[Sequence[float | None]] = places  # drawn: the first place behind the number that was drawn
+        if args.fork_at == "entropy":
             entropies = self.trainer.completion_entropies(prompts, completions)
-            measures = [step_means(row, end) for row, end in zip(entropies, ends, strict=True)]
-        else:
+            measures = [step_means(row, row_ends) for row, row_ends in zip(entropies, ends, strict=True)]
+        elif args.fork_at != "drawn":
             measures = self._doubts(completions)
-        return [first_above(*row) for row in zip(places, measures, thresholds, before, strict=True)]
+        rows_of_parent = args.forks**level  # so far
+        first_parent = self.trainer.accelerator.process_index * len(prompts) // rows_of_parent
+        expected_length = self.mean_length or 0.0  # 0 in the first batch, which is cut behind its first step
+        cuts = []
+        for i, row_cuts in enumerate(earlier_cuts):
+            threshold = args.fork_threshold or 0.0
+            if args.fork_at == "drawn":
+                # By parent: its rows share a prefix, so they are cut at places of one draw.
+                seed = f"{args.seed} fork {self.batches} {first_parent + i // rows_of_parent}"
+                threshold = drawn_places(seed, args.fork_depth, expected_length)[level]
+            last_cut = row_cuts[-1] if row_cuts else 0
+            cuts.append(first_above(places[i], measures[i], threshold, last_cut))
+        return cuts
 
     def _doubts(self, completions: list[list[int]]) -> list[list[float | None]]:
         """Return `1 - score` of each step."""
+        tokenizer = self.trainer.text_tokenizer
+        # The step scorer gets completions as in a batch, with the row of the data that each belongs to.
         rows: list[DatasetRow] = []
         prompts: list[Text] = []
         texts: list[Text] = []
         leaves = len(self._dataset_rows) // len(completions)  # that a completion has, at this level
-        for i, text in enumerate(self.trainer.text_tokenizer.batch_decode(completions, skip_special_tokens=True)):
+        for i, text in enumerate(tokenizer.batch_decode(completions, skip_special_tokens=True)):
             row = self._dataset_rows[i * leaves]
             rows.append(row)
             prompts.append(row["prompt"])
-            texts.append(text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}])
+            if isinstance(row["prompt"], str):
+                texts.append(text)
+            else:  # a conversation, of which the completion is the last message
+                texts.append([{"role": "assistant", "content": text}])
         batch = ScoredBatch(torch.empty(len(rows), 0), rows, prompts, texts, completions)
         scorer = cast("StepScorer", self.trainer.step_scorer)  # the checks before the run refuse doubt without one
         with self.trainer.scoring():
-            scores, _, _ = scorer.score_batch(batch, None, self.trainer.text_tokenizer, self.trainer.state)
+            scores, _, _ = scorer.score_batch(batch, None, tokenizer, self.trainer.state)
         doubts: list[list[float | None]] = []
         for row_scores in scores.rewards:
             doubts.append([None if score is None else 1.0 - score for score in row_scores])
         return doubts
 
     def _continued(
-        self, prompts: list[list[int]], rows: list[_Row], cuts: list[int | None], generate: Generate
+        self,
+        prompts: list[list[int]],
+        rows: list[_Row],
+        cuts: list[int | None],
+        generate: Generate,
     ) -> list[list[_Row]]:
         """Return the branches of each row, its own continuation first; a row without a cut is its own branches."""
         new_branches = self.trainer.args.forks - 1
         limit = self.trainer.args.max_completion_length
+        # Until others are sampled, every branch is the row itself.
         branches = [[row] * (new_branches + 1) for row in rows]
         cut_rows = [(i, cut) for i, cut in enumerate(cuts) if cut is not None]
         # Every process has to ask for the same number of rows. A spare one has a token to go.
@@ -255,22 +284,32 @@ class ForkedRollouts(Feature):
         starts: list[list[int]] = []
         limits: list[int] = []
         for i, cut in cut_rows + [spare] * (most - len(cut_rows)):
-            starts += [prompts[i] + rows[i][0][:cut]] * new_branches
-            limits += [(limit or 0) - cut] * new_branches
+            prefix = prompts[i] + rows[i][0][:cut]
+            starts += [prefix] * new_branches
+            if limit is not None:
+                limits += [limit - cut] * new_branches
         if not starts:
             return branches
-        sampled = iter(_rows(generate(starts, new_branches, None if limit is None else limits)))
+        sampled = iter(_rows(generate(starts, new_branches, limits or None)))
         for i, cut in cut_rows:
             ids, log_probs = rows[i]
             for branch in range(1, new_branches + 1):
                 new_ids, new_log_probs = next(sampled)
+                whole_ids = ids[:cut] + new_ids
+                whole_log_probs = log_probs[:cut] + new_log_probs
                 # A backend may exceed its limits, see `Generate`.
-                branches[i][branch] = ((ids[:cut] + new_ids)[:limit], (log_probs[:cut] + new_log_probs)[:limit])
+                branches[i][branch] = (whole_ids[:limit], whole_log_probs[:limit])
         return branches
 
     # Log and checkpoints
 
-    def _note(self, forks: Forks, parents: list[int], sampled: int, completions: list[list[int]]) -> None:
+    def _note(
+        self,
+        forks: Forks,
+        parents: list[int],
+        sampled: int,
+        completions: list[list[int]],
+    ) -> None:
         """Keep the numbers that metrics are made of, and how long completions are."""
         positions = []  # of the first cut, as a share of the completion
         for cuts, ids in zip(forks.cuts, completions, strict=True):
@@ -292,6 +331,7 @@ class ForkedRollouts(Feature):
         metrics = self._noted
         self._noted = {}
         advantages = batch.token_advantages.cpu()
+        # Of the branches behind a last fork, the share that differs from its siblings.
         is_live = []
         for i, cuts in enumerate(batch.forks.cuts[batch.own_rows]):
             last_cut = cuts[-1]
@@ -302,7 +342,9 @@ class ForkedRollouts(Feature):
         self.trainer.log_batch({name: [value] for name, value in metrics.items()}, {})
 
     def state_dict(self) -> dict[str, Any] | None:
-        return {"batches": self.batches, "mean_length": self.mean_length} if self.is_on else None
+        if not self.is_on:
+            return None
+        return {"batches": self.batches, "mean_length": self.mean_length}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is not None:

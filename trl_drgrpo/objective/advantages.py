@@ -107,9 +107,11 @@ def group_advantages(
         # r_i minus the mean of the others is n / (n - 1) times r_i minus the mean of all.
         scorable = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)  # (P, 1)
         advantages = advantages * (scorable / (scorable - 1).clamp(min=1))
-    advantages = advantages.masked_fill(grouped.isnan(), 0.0)  # not nan_to_num, which hides a mean that overflows
+    # Not `nan_to_num`: it would hide the infinite mean of rewards whose sum overflows, and the trainer refuses that.
+    advantages = advantages.masked_fill(grouped.isnan(), 0.0)
     # Decided on rewards: three rewards of 0.7 minus their rounded mean leave 6e-8, a full step for Adam.
-    return advantages.masked_fill(_without_signal(grouped).unsqueeze(1), 0.0).flatten()
+    advantages = advantages.masked_fill(without_signal(grouped, dim=1), 0.0)
+    return advantages.flatten()
 
 
 class RunningRewardScale:
@@ -147,7 +149,8 @@ class RunningRewardScale:
         batch = rewards[~rewards.isnan()].double()
         if batch.numel() == 0:
             return
-        # Two sets of numbers merge by their means: no pass over earlier rewards, no difference of large sums.
+        # Two sets of numbers merge by their means (Chan, Golub, LeVeque): no pass over earlier rewards, and no
+        # difference of large sums, which would lose the digits of a small variance.
         batch_mean = batch.mean().item()
         total = self.count + batch.numel()
         delta = batch_mean - self.mean
@@ -176,6 +179,7 @@ class RunningRewardScale:
 
 def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: int) -> torch.Tensor:
     """Return rewards as a checked floating tensor of shape (P, G)."""
+    # `None` is how reward functions say "cannot be scored"; tensors have only NaN for it.
     if not isinstance(rewards, torch.Tensor):
         rewards = torch.tensor([math.nan if reward is None else reward for reward in rewards])
     if not rewards.is_floating_point():
@@ -192,11 +196,14 @@ def _grouped(rewards: torch.Tensor | Sequence[float | None], num_generations: in
     return rewards.view(-1, num_generations)
 
 
-def _without_signal(grouped: torch.Tensor) -> torch.Tensor:
-    """Return which of the groups `(P, G)` have fewer than two scorable rewards, or only equal ones: `(P,)` bool."""
-    unscorable = grouped.isnan()
-    highest = grouped.masked_fill(unscorable, -torch.inf).amax(dim=1)
-    lowest = grouped.masked_fill(unscorable, torch.inf).amin(dim=1)
+def without_signal(values: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
+    """Return where fewer than two numbers along `dim` are scorable (not NaN), or all are equal; `dim` becomes 1 long.
+
+    An advantage that is decided here is exactly 0, whatever the rounding of a mean.
+    """
+    unscorable = values.isnan()
+    highest = values.masked_fill(unscorable, -torch.inf).amax(dim, keepdim=True)
+    lowest = values.masked_fill(unscorable, torch.inf).amin(dim, keepdim=True)
     return highest <= lowest  # equal when all are alike or one is left; -inf against inf when none is
 
 
@@ -255,21 +262,24 @@ def select_groups(
         raise InputError("wanted", str(wanted), "at least 2 groups", remedy)
     if cap < wanted:
         raise InputError("cap", str(cap), f"at least the {wanted} groups of a batch", "Raise it.")
-    draws = [i for i, is_selected in enumerate(selected[:cap]) if is_selected][:wanted]
+    draws = [i for i, is_selected in enumerate(selected[:cap]) if is_selected]
+    draws = draws[:wanted]
     capped = len(draws) < wanted
     if capped and len(selected) < cap:
         got = f"{len(draws)} of {wanted} groups after {len(selected)} draws"
         raise InputError("selected", got, f"draws up to the cap of {cap}", "Go on drawing.")
-    drawn = cap if capped else draws[-1] + 1
-    if mean_over_live:
-        factor = wanted / max(1, len(draws))
-    elif capped:
+    if capped:
+        drawn = cap
         factor = wanted / cap
     else:
         # The K-th selected draw decided where to stop, so it tells nothing: the other K - 1 estimate the rate.
+        drawn = draws[-1] + 1
         factor = (wanted - 1) / (drawn - 1)
+    if mean_over_live:
+        factor = wanted / max(1, len(draws))
     weights = [factor] * len(draws)
     if probabilities:
+        # A prompt that was kept with probability q stands for 1 / q prompts.
         weights = [factor / probabilities[i] for i in draws]
     return Selection(draws, weights, drawn, capped)
 

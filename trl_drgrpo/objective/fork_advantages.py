@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
+from trl_drgrpo.objective.advantages import without_signal
 from trl_drgrpo.objective.step_advantages import Ragged, broadcast_to_tokens, padded_groups, step_values
 
 
@@ -51,9 +52,12 @@ class Forks:
         for i, (cuts, length) in enumerate(zip(self.cuts, lengths, strict=True)):
             is_copy = False
             for level, cut in enumerate(cuts):
+                # With b = 2 and D = 2, rows 0 to 3 take the branches 0, 0, 1, 1 at the first fork and 0, 1, 0, 1 at
+                # the second. Branch 0 is the parent itself.
                 leaves_of_branch = self.branches ** (self.depth - level - 1)
-                branch = i // leaves_of_branch % self.branches  # 0: the branch that the parent itself went on in
-                is_copy = is_copy or (cut >= length and branch > 0)
+                branch = i // leaves_of_branch % self.branches
+                if branch > 0 and cut >= length:  # nothing was left to continue
+                    is_copy = True
             copies.append(is_copy)
         return copies
 
@@ -64,16 +68,23 @@ class Forks:
             `InputError`: G has no room for two parents, or rows that do not fit.
         """
         leaves = self.branches**self.depth
+        # The nodes before the first fork are siblings of each other, so one tree alone would have no baseline.
         if self.branches < 2 or num_generations % leaves or num_generations // leaves < 2:
             got = f"{self.branches} at {self.depth} levels with {num_generations} completions per prompt"
             remedy = "Set num_generations to two or more times branches ** depth."
             raise InputError("forks", got, "at least 2, and two or more whole trees per prompt", remedy)
-        if len(self.cuts) % num_generations or any(len(row) != self.depth for row in self.cuts):
+        depths = {len(row_cuts) for row_cuts in self.cuts}
+        if len(self.cuts) % num_generations or len(depths) > 1:
             got = f"cuts of {len(self.cuts)} rows"
             raise InputError("forks", got, f"{self.depth} per row, for complete groups", "Pass one list per row.")
 
 
-def node_advantages(values: torch.Tensor, num_generations: int, branches: int, depth: int) -> torch.Tensor:
+def node_advantages(
+    values: torch.Tensor,
+    num_generations: int,
+    branches: int,
+    depth: int,
+) -> torch.Tensor:
     """Compute the advantage of the node that each row passes at each level.
 
     Args:
@@ -95,18 +106,23 @@ def node_advantages(values: torch.Tensor, num_generations: int, branches: int, d
     ```
     """
     rows, places = values.shape
-    unscorable = values.isnan().view(-1, num_generations, places).any(dim=1).repeat_interleave(num_generations, dim=0)
-    values = values.masked_fill(unscorable, 0.0)  # equal leaves in the whole group: advantage 0
+    groups = values.view(-1, num_generations, places)
+    unscorable = groups.isnan().any(dim=1, keepdim=True)  # (P, 1, K)
+    groups = groups.masked_fill(unscorable, 0.0)  # equal leaves in the whole group: advantage 0
     levels = []
     for level in range(depth + 1):
         leaves = branches ** (depth - level)
-        siblings = branches if level else num_generations // leaves
-        nodes = values.view(-1, siblings, leaves, places).mean(dim=2)  # (families, siblings, K)
-        advantages = nodes - (nodes.sum(dim=1, keepdim=True) - nodes) / (siblings - 1)
+        siblings = branches
+        if level == 0:
+            siblings = num_generations // leaves  # all trees of a prompt begin in the same state
+        nodes = groups.view(-1, siblings, leaves, places).mean(dim=2)  # (families, siblings, K)
+        sum_of_others = nodes.sum(dim=1, keepdim=True) - nodes
+        advantages = nodes - sum_of_others / (siblings - 1)
         # Decided on values, not on rounded differences: equal siblings say nothing.
-        equal = nodes.amax(dim=1, keepdim=True) <= nodes.amin(dim=1, keepdim=True)
-        advantages = advantages.masked_fill(equal, 0.0)
-        levels.append(advantages.unsqueeze(2).expand(-1, -1, leaves, -1).reshape(rows, places))
+        advantages = advantages.masked_fill(without_signal(nodes, dim=1), 0.0)
+        # Every leaf carries the advantage of the node that it passes.
+        of_leaves = advantages.unsqueeze(2).expand(-1, -1, leaves, -1)
+        levels.append(of_leaves.reshape(rows, places))
     return torch.stack(levels)
 
 
@@ -146,16 +162,20 @@ def fork_token_advantages(
     ```
     """
     forks.check(num_generations)
-    nodes = node_advantages(rewards.double().unsqueeze(1), num_generations, forks.branches, forks.depth)[..., 0]
+    leaf_values = rewards.double().unsqueeze(1)  # (B, 1): an outcome is the same at every place
+    nodes = node_advantages(leaf_values, num_generations, forks.branches, forks.depth)[..., 0]
+    nodes_of_rows = nodes.T[rows].tolist()  # (b, D + 1)
     width = completion_mask.size(1)
     values = []
     ends = []
-    for row_nodes, cuts in zip(nodes.T[rows].tolist(), forks.cuts[rows], strict=True):  # (b, D + 1)
+    for row_nodes, cuts in zip(nodes_of_rows, forks.cuts[rows], strict=True):
+        # A node of a row is treated as a step: its tokens end at the next cut, those of the last node with the row.
         advantage_at_end: dict[int, float] = {}
         for advantage, end in zip(row_nodes, [*cuts, width], strict=True):
+            # Of several nodes that end at one token, the first alone has tokens. A node before token 0 has none.
             if end > 0:
-                advantage_at_end.setdefault(end, advantage)  # nodes after the first to end here have no tokens
-        ends.append([end - 1 for end in advantage_at_end])
+                advantage_at_end.setdefault(end, advantage)
+        ends.append([end - 1 for end in advantage_at_end])  # inclusive
         values.append(list(advantage_at_end.values()))
     return broadcast_to_tokens(values, ends, completion_mask)
 
@@ -190,12 +210,15 @@ def fork_step_advantages(
     forks.check(num_generations)
     if not any(len(row) for row in step_rewards):
         return [[] for _ in step_rewards]
-    values = step_values(padded_groups(step_rewards, num_generations), credit).flatten(0, 1)  # (B, K), 0 once ended
+    rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
+    values = step_values(rewards, credit).flatten(0, 1)  # (B, K), 0 once ended
     if unscorable is not None:
         values = values.masked_fill(unscorable.cpu().unsqueeze(1), torch.nan)
     nodes = node_advantages(values, num_generations, forks.branches, forks.depth).tolist()
     advantages = []
     for i, (ends, cuts) in enumerate(zip(step_ends, forks.cuts, strict=True)):
-        levels = np.searchsorted(cuts, ends, side="right")  # cuts up to each step's end: the level of its node
+        # A cut counts the tokens before a fork, an end is inclusive: the step that ends at token 3 lies before the
+        # cut 4. The cuts up to a step's end are the level of its node.
+        levels = np.searchsorted(cuts, ends, side="right")
         advantages.append([nodes[level][i][k] for k, level in enumerate(levels)])
     return advantages

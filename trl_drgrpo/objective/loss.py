@@ -105,7 +105,9 @@ def dr_grpo_loss(
 
     ratio = torch.exp(logps - old_logps)
     clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
-    per_token_loss = -torch.min(ratio * token_advantages, clipped_ratio * token_advantages)
+    # The smaller one: clipping may take away gain, and never hides a loss.
+    per_token_gain = torch.min(ratio * token_advantages, clipped_ratio * token_advantages)
+    per_token_loss = -per_token_gain
     if beta > 0 and ref_per_token_logps is not None:
         ref_logps = ref_per_token_logps.masked_fill(~mask, 0.0)
         per_token_loss = per_token_loss + beta * k3_divergence(logps, ref_logps)

@@ -60,6 +60,7 @@ def loss_tokens(
     if old_logps is None:
         old_logps = logps.detach()
 
+    # 0 and not NaN: a term that multiplies by the mask would make 0 * NaN, and a gradient of NaN from it.
     def cleared(values: torch.Tensor) -> torch.Tensor:
         return values.expand_as(is_trained).masked_fill(~is_trained, 0.0)
 
@@ -74,7 +75,10 @@ def loss_tokens(
 
 
 def summed_term(
-    name: str, per_token_loss: torch.Tensor, tokens: LossTokens, weights: torch.Tensor | None = None
+    name: str,
+    per_token_loss: torch.Tensor,
+    tokens: LossTokens,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum a term's loss over the tokens that are trained on.
 

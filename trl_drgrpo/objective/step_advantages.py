@@ -10,7 +10,7 @@ read the row's prefix and all *other* rows. `to_go` keeps to this. The baselines
 do not: they are subtracted once per remaining step, so the sum depends on how many steps the row still writes. They
 are here to reproduce a published run. `trl-drgrpo check --credit` shows both by enumeration.
 
-Pure tensors; numpy turns lists into arrays in a quarter of torch's time.
+Pure tensors. Lists become arrays through numpy, which takes a quarter of torch's time for it.
 Shapes: `B = P * G` rows, `T` completion tokens (padded), `K_i` steps of row i, `K` the largest of them.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from trl_drgrpo.common.errors import InputError
-from trl_drgrpo.objective.advantages import check_complete
+from trl_drgrpo.objective.advantages import check_complete, without_signal
 from trl_drgrpo.objective.step_choices import StepBaseline, StepCredit, check_choices
 
 Ragged = Sequence[Sequence[float | None]]
@@ -138,25 +138,35 @@ def step_advantages(
     if not any(counts):
         return [[] for _ in counts]
     rewards = padded_groups(step_rewards, num_generations)  # (P, G, K)
-    left_out = torch.zeros(len(counts), dtype=torch.bool) if unscorable is None else unscorable.cpu()
-    left_out = left_out.view(-1, num_generations, 1)
+    if unscorable is None:
+        unscorable = torch.zeros(len(counts), dtype=torch.bool)
+    left_out = unscorable.cpu().view(-1, num_generations, 1)
     rewards = rewards.masked_fill(left_out, math.nan)
     if baseline in ("to_go", "none"):
+        # `step_values` turns NaN into a credit of 0. That is right for a step without a score. A row that cannot be
+        # judged must leave the means of the others as well, so it becomes NaN again.
         values = step_values(rewards, credit).masked_fill(left_out, math.nan)
         advantages = values.nan_to_num(nan=0.0)
         if baseline == "to_go":
-            means = None if state_keys is None else _state_means(values, state_keys, counts, num_generations)
-            advantages = _less_others(values, means)
+            advantages = _less_others(values)
+            if state_keys is not None:
+                means = _state_means(values, state_keys, counts)
+                # A state that no other row passed keeps the baseline without keys.
+                by_state = (values - means).nan_to_num(nan=0.0)
+                advantages = torch.where(means.isnan(), advantages, by_state)
     else:
-        advantages = published_advantages(rewards, credit, baseline)
+        advantages = _published_advantages(rewards, credit, baseline)
     if deepseekmath_std:
-        advantages = advantages / pooled_std(rewards)
+        advantages = advantages / _pooled_std(rewards)
+    # Undo the padding: each row gets back as many numbers as it has steps.
     padded = advantages.flatten(0, 1).tolist()
     return [row[:count] for row, count in zip(padded, counts, strict=True)]
 
 
 def broadcast_to_tokens(
-    values: Sequence[Sequence[float]], step_ends: Sequence[Sequence[int]], completion_mask: torch.Tensor
+    values: Sequence[Sequence[float]],
+    step_ends: Sequence[Sequence[int]],
+    completion_mask: torch.Tensor,
 ) -> torch.Tensor:
     """Give every token the value of its step.
 
@@ -175,34 +185,42 @@ def broadcast_to_tokens(
     if not len(values) == len(step_ends) == rows:
         got = f"{len(values)} rows of values, {len(step_ends)} of step_ends, {rows} of mask"
         raise InputError("step_ends", got, "as many rows of each", "Pass one list of steps per completion.")
-    for i, (row, ends) in enumerate(zip(values, step_ends, strict=True)):
-        if len(row) != len(ends):
-            got = f"{len(ends)} ends for {len(row)} step rewards in row {i}"
+    for i, (row, row_ends) in enumerate(zip(values, step_ends, strict=True)):
+        if len(row) != len(row_ends):
+            got = f"{len(row_ends)} ends for {len(row)} step rewards in row {i}"
             raise InputError("step_ends", got, "one end per step", "Score every step that the segmenter found.")
-    # All rows as one line of steps: the length of a step is its end minus the end before it, or minus -1 at the
-    # start of a row.
+
+    # Every step of every row stands in one array, because a loop over rows in Python costs more than the sums do. The
+    # length of a step is its end minus the end before it, or minus -1 at the start of a row.
     counts = np.array([len(row) for row in values])
     ends = np.fromiter(chain.from_iterable(step_ends), np.int64)
-    first_steps = np.cumsum(counts)[counts > 0] - counts[counts > 0]
-    before = np.roll(ends, 1)
-    before[first_steps] = -1
-    invalid_steps = np.flatnonzero((ends <= before) | (ends >= width))
+    first_steps = (np.cumsum(counts) - counts)[counts > 0]
+    previous_ends = np.roll(ends, 1)
+    previous_ends[first_steps] = -1
+    invalid_steps = np.flatnonzero((ends <= previous_ends) | (ends >= width))
     if len(invalid_steps):
-        row = int(np.repeat(np.arange(rows), counts)[invalid_steps[0]])
+        row_of_step = np.repeat(np.arange(rows), counts)
+        i = int(row_of_step[invalid_steps[0]])
         expected = f"strictly increasing token indices from 0 to {width - 1}"
-        got = f"{list(step_ends[row])} in row {row}"
+        got = f"{list(step_ends[i])} in row {i}"
         raise InputError("step_ends", got, expected, "Ends are inclusive, in completion tokens.")
-    last_tokens = np.array([row[-1] if len(row) else -1 for row in step_ends])
-    step_values = np.array(list(chain.from_iterable(values)), dtype=np.float64)
-    # Steps leave no gaps, so the tokens up to each row's last end, read row by row, are exactly the repeated values.
+
+    # Steps leave no gaps. So the tokens up to the last end of each row, read row by row, are the repeated values:
+    # values 5 and 7 with the ends 1 and 2 become 5, 5, 7.
+    last_tokens = np.array([row_ends[-1] if len(row_ends) else -1 for row_ends in step_ends])
+    in_a_step = np.arange(width) <= last_tokens[:, None]  # (B, T)
+    step_values = np.fromiter(chain.from_iterable(values), np.float64)
     token_values = np.zeros((rows, width))
-    token_values[np.arange(width) <= last_tokens[:, None]] = np.repeat(step_values, ends - before)
+    token_values[in_a_step] = np.repeat(step_values, ends - previous_ends)
     on_tokens = torch.from_numpy(token_values).to(completion_mask.device, torch.get_default_dtype())
     return on_tokens.masked_fill(~completion_mask.bool(), 0.0)
 
 
 def with_closings(
-    step_rewards: Ragged, step_ends: Sequence[Sequence[int]], *, apart: bool
+    step_rewards: Ragged,
+    step_ends: Sequence[Sequence[int]],
+    *,
+    apart: bool,
 ) -> tuple[list[list[float | None]], list[list[int]]]:
     """Place the closing of each row: the tokens after its last separator, usually EOS alone.
 
@@ -231,11 +249,12 @@ def with_closings(
     for row, row_ends in zip(step_rewards, step_ends, strict=True):
         row_rewards = list(row)
         row_ends = list(row_ends)
-        if len(row_ends) > len(row):
-            if apart:
-                row_rewards.append(None)
-            else:
-                del row_ends[len(row) - 1 : -1]  # the last step ends where its closing does
+        has_closing = len(row_ends) > len(row)
+        if has_closing and apart:
+            row_rewards.append(None)
+        elif has_closing:
+            # The last step ends where its closing does. A row without a step loses its closing.
+            del row_ends[len(row) - 1 : -1]
         rewards.append(row_rewards)
         ends.append(row_ends)
     return rewards, ends
@@ -249,9 +268,10 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
     """
     counts = np.array([len(row) for row in values])
     longest = max(1, counts.max())
-    padded = np.full((len(counts), longest), math.nan)
-    # Through a list, not `fromiter`: numpy turns None into NaN here.
-    padded[np.arange(longest) < counts[:, None]] = np.array(list(chain.from_iterable(values)), dtype=np.float64)
+    has_step = np.arange(longest) < counts[:, None]
+    padded = np.full(has_step.shape, math.nan)
+    # Rows and columns in the order of the numbers. None becomes NaN.
+    padded[has_step] = np.fromiter(chain.from_iterable(values), np.float64)
     infinite = np.argwhere(np.isinf(padded))
     if len(infinite):
         row, step = infinite[0]
@@ -266,27 +286,21 @@ def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
     if credit == "immediate":
         return step_credit
     if credit == "min_increments":
+        # Rewards 0.9, 0.2, 0.5 have the running minima 0.9, 0.2, 0.2 and the increments 0.9, -0.7, 0.
         lowest = rewards.nan_to_num(nan=math.inf).cummin(dim=2).values
         lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
-        step_credit = lowest.diff(dim=2, prepend=torch.zeros_like(lowest[..., :1]))
-    return to_go(step_credit)
+        start = torch.zeros_like(lowest[..., :1])
+        step_credit = lowest.diff(dim=2, prepend=start)
+    return _to_go(step_credit)
 
 
-def _less_others(values: torch.Tensor, means: torch.Tensor | None) -> torch.Tensor:
-    """Subtract the other rows' mean from each value `(P, G, K)`.
-
-    The mean is that of the state where `means` has one, else that of the step. Values of rows that are left out are
-    NaN; their advantage is 0.
-    """
+def _less_others(values: torch.Tensor) -> torch.Tensor:
+    """Subtract from each value the other rows' mean at the same step `(P, G, K)`; NaN is in no mean and gets 0."""
     sum_of_others = values.nansum(dim=1, keepdim=True) - values
     count = (~values.isnan()).sum(dim=1, keepdim=True)
-    advantages = values - sum_of_others / (count - 1).clamp(min=1)
+    mean_of_others = sum_of_others / (count - 1).clamp(min=1)
     # Decided on values, not on rounded differences: a step that is worth the same in all rows gets exactly 0.
-    highest = values.nan_to_num(nan=-math.inf).amax(dim=1)
-    lowest = values.nan_to_num(nan=math.inf).amin(dim=1)
-    advantages = advantages.masked_fill((highest <= lowest).unsqueeze(1), 0.0)
-    if means is not None:
-        advantages = torch.where(means.isnan(), advantages, values - means)
+    advantages = (values - mean_of_others).masked_fill(without_signal(values, dim=1), 0.0)
     return advantages.nan_to_num(nan=0.0)
 
 
@@ -294,37 +308,41 @@ def _state_means(
     values: torch.Tensor,
     state_keys: Sequence[Sequence[Hashable | None]],
     counts: Sequence[int],
-    num_generations: int,
 ) -> torch.Tensor:
     """Compute the other rows' mean value at the state of each step `(P, G, K)`; NaN where none of them passed it."""
-    means = torch.full_like(values, math.nan)
     for i, (keys, count) in enumerate(zip(state_keys, counts, strict=True)):
         if len(keys) != count:  # a mixture of baselines would not be unbiased
             got = f"{len(keys)} keys for {count} steps in row {i}"
             raise InputError("state_keys", got, "one per step, a closing included", "Give None for an unknown state.")
-    for p in range(values.size(0)):
-        group = state_keys[p * num_generations : (p + 1) * num_generations]
+
+    means = torch.full_like(values, math.nan)
+    group_size = values.size(1)
+    for p, group_values in enumerate(values.tolist()):
+        group_keys = state_keys[p * group_size : (p + 1) * group_size]
+        # visits[key][i]: the values of row i at each of its visits to the state.
         visits: dict[Hashable, dict[int, list[float]]] = {}
-        for i, keys in enumerate(group):
+        for i, keys in enumerate(group_keys):
+            for key, value in zip(keys, group_values[i], strict=False):  # a row is padded behind its last key
+                if key is not None and not math.isnan(value):
+                    visits.setdefault(key, {}).setdefault(i, []).append(value)
+        for i, keys in enumerate(group_keys):
             for k, key in enumerate(keys):
-                if key is not None and not values[p, i, k].isnan():
-                    visits.setdefault(key, {}).setdefault(i, []).append(values[p, i, k].item())
-        for i, keys in enumerate(group):
-            for k, key in enumerate(keys):
-                visits_of_others = [values_j for j, values_j in visits.get(key, {}).items() if j != i]
-                if visits_of_others:
-                    # `fsum`: the result must not depend on the order in which rows arrive.
-                    row_means = [math.fsum(values_j) / len(values_j) for values_j in visits_of_others]
+                row_means = []
+                for j, row_values in visits.get(key, {}).items():
+                    if j != i:  # the row itself would make the baseline depend on its own tokens
+                        row_means.append(math.fsum(row_values) / len(row_values))
+                if row_means:
+                    # `fsum` rounds once: the result must not depend on the order in which rows arrive.
                     means[p, i, k] = math.fsum(row_means) / len(row_means)
     return means
 
 
-def to_go(values: torch.Tensor) -> torch.Tensor:
+def _to_go(values: torch.Tensor) -> torch.Tensor:
     """Sum over each step and all later ones `(P, G, K)`."""
     return values.flip(2).cumsum(dim=2).flip(2)
 
 
-def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
+def _published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> torch.Tensor:
     """Compute advantages under a published baseline `(P, G, K)`.
 
     Args:
@@ -335,10 +353,13 @@ def published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> t
         `torch.Tensor` of shape `(P, G, K)`: An unscored step adds 0; a group of equal rewards gets exactly 0.
     """
     advantages = (rewards - _published_mean(rewards, baseline)).nan_to_num(nan=0.0)
-    highest = rewards.nan_to_num(nan=-math.inf).amax(dim=(1, 2), keepdim=True)
-    lowest = rewards.nan_to_num(nan=math.inf).amin(dim=(1, 2), keepdim=True)
-    advantages = advantages.masked_fill(highest <= lowest, 0.0)
-    return to_go(advantages) if credit == "return_to_go" else advantages
+    # Decided on rewards: equal ones minus their rounded mean would leave residues.
+    advantages = advantages.masked_fill(without_signal(rewards, dim=(1, 2)), 0.0)
+    if credit == "return_to_go":
+        # The papers subtract the baseline from each reward and then sum: once per step that the row still writes.
+        # This is where their bias comes from.
+        return _to_go(advantages)
+    return advantages
 
 
 def _published_mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
@@ -349,17 +370,23 @@ def _published_mean(rewards: torch.Tensor, baseline: str) -> torch.Tensor:
         return rewards.nanmean(dim=2, keepdim=True).nanmean(dim=1, keepdim=True)
     if baseline == "deepseekmath":
         return rewards.nanmean(dim=(1, 2), keepdim=True)
-    # "pooled_others": all step rewards of the other rows
+    # "pooled_others": all step rewards of the other rows. Without any, 0 / 0 is the NaN of the docstring.
     sums = rewards.nansum(dim=2, keepdim=True)
     counts = (~rewards.isnan()).sum(dim=2, keepdim=True)
-    return (sums.sum(dim=1, keepdim=True) - sums) / (counts.sum(dim=1, keepdim=True) - counts)
+    sums_of_others = sums.sum(dim=1, keepdim=True) - sums
+    counts_of_others = counts.sum(dim=1, keepdim=True) - counts
+    return sums_of_others / counts_of_others
 
 
-def pooled_std(rewards: torch.Tensor) -> torch.Tensor:
+def _pooled_std(rewards: torch.Tensor) -> torch.Tensor:
     """Compute the standard deviation (n - 1) of all step rewards of each group `(P, 1, 1)`; infinite where it is 0."""
     divisors = []
     for group in rewards:
         scores = group[~group.isnan()].tolist()
-        std = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        divisors.append(std or math.inf)  # a group without spread keeps its advantages, which are 0, without 0 / 0
+        std = 0.0
+        if len(scores) > 1:
+            # Python computes with exact fractions: equal scores have a std of exactly 0.
+            std = statistics.stdev(scores)
+        # The advantages of a group without spread are 0, and 0 / inf keeps them; 0 / 0 would be NaN.
+        divisors.append(std or math.inf)
     return torch.tensor(divisors, dtype=torch.float64).view(-1, 1, 1)

@@ -10,7 +10,12 @@ STEP_CREDITS: tuple[str, ...] = get_args(StepCredit)
 STEP_BASELINES: tuple[str, ...] = get_args(StepBaseline)
 
 
-def check_choices(credit: str, baseline: str, deepseekmath_std: bool, prefix: str = "") -> None:
+def check_choices(
+    credit: str,
+    baseline: str,
+    deepseekmath_std: bool,
+    prefix: str = "",
+) -> None:
     """Refuse an unknown or contradictory choice.
 
     Args:

@@ -43,12 +43,16 @@ def value_differences(step_values: Ragged, num_generations: int) -> torch.Tensor
     ```
     """
     scores = padded_groups(step_values, num_generations, "step_values")
+    # Scores 0.9, NaN, 0.2 have the newest steps 0, 0, 2 and so the values 0.9, 0.9, 0.2; -1: no score so far.
     steps = torch.arange(scores.size(2)).expand_as(scores)
-    newest = torch.where(scores.isnan(), -1, steps).cummax(dim=2).values  # step of the newest score; -1: none so far
-    values = scores.gather(2, newest.clamp(min=0)).masked_fill(newest < 0, math.nan)
+    newest = torch.where(scores.isnan(), -1, steps).cummax(dim=2).values
+    values = scores.gather(2, newest.clamp(min=0))
+    values = values.masked_fill(newest < 0, math.nan)
     # Shifted by one: the value before step k is the score of step k - 1. It must not read step k itself.
-    before = torch.cat([torch.full_like(values[..., :1], math.nan), values[..., :-1]], dim=2)
-    return (before - before.nanmean(dim=1, keepdim=True)).nan_to_num(nan=0.0)
+    no_score = torch.full_like(values[..., :1], math.nan)
+    values_before = torch.cat([no_score, values[..., :-1]], dim=2)
+    differences = values_before - values_before.nanmean(dim=1, keepdim=True)
+    return differences.nan_to_num(nan=0.0)
 
 
 class ValueBaseline:
@@ -101,6 +105,7 @@ class ValueBaseline:
         for row in unscorable.flatten().nonzero().flatten().tolist():
             scorable_values[row] = [None] * len(step_values[row])
         differences = value_differences(scorable_values, num_generations)  # (P, G, K)
+        # A step weighs as many tokens as it has, because each of them carries its advantage into the gradient.
         step_lengths = [np.diff(ends, prepend=-1).tolist() for ends in step_ends]
         weights = padded_groups(step_lengths, num_generations).nan_to_num(nan=0.0)
         weights = weights.masked_fill(unscorable, 0.0)
@@ -110,17 +115,23 @@ class ValueBaseline:
         products = (weights * outcomes * differences).sum(dim=(1, 2))
         other_squares = self.squares + squares.sum() - squares
         other_products = self.products + products.sum() - products
-        coefficients = torch.where(other_squares > 1e-12, other_products / other_squares.clamp(min=1e-12), 0.0)
+        # Sums below 1e-12 are the rounding of `sum() - squares`: without a difference to fit on, c is 0.
+        has_differences = other_squares > 1e-12
+        fitted = other_products / other_squares.clamp(min=1e-12)
+        coefficients = torch.where(has_differences, fitted, 0.0)
         advantages = outcomes - coefficients.view(-1, 1, 1) * differences
 
         if update and advantages.isfinite().all():  # else the batch is refused: its sums must not outlive it
             self.squares = self.memory * self.squares + squares.sum().item()
             self.products = self.memory * self.products + products.sum().item()
+
         metrics = {"coefficient": coefficients.mean().item()}
         total = (weights * outcomes**2).sum().item()
         if total > 0:
-            metrics["removes"] = 1 - (weights * advantages**2).sum().item() / total
-        rows = advantages.masked_fill(unscorable, 0.0).flatten(0, 1).tolist()
+            remaining = (weights * advantages**2).sum().item()
+            metrics["removes"] = 1 - remaining / total
+        advantages = advantages.masked_fill(unscorable, 0.0)
+        rows = advantages.flatten(0, 1).tolist()
         return [row[:count] for row, count in zip(rows, counts, strict=True)], metrics
 
     def state_dict(self) -> dict[str, float]:

@@ -121,6 +121,7 @@ class PhaseClock:
         """
         if self._began is None:
             return {}
+        # The numbers of this step, and their sums up to the next reading.
         step = self._of_step
         step["whole"] = self._clock() - self._began
         step["steps"] = 1
@@ -145,6 +146,7 @@ class PhaseClock:
 
     @staticmethod
     def _as_metrics(sums: dict[str, float]) -> dict[str, float]:
+        # Training is the rest of the step: it is the one phase without a clock of its own.
         steps = sums["steps"]
         training = sums["whole"] - sums[GENERATE] - sums[SCORE]
         result = {
@@ -177,12 +179,19 @@ class BatchSnapshot:
     """
 
     def __init__(
-        self, batch: CreditedBatch, first_row: int, stop_token_ids: Collection[int], recorded: Collection[int]
+        self,
+        batch: CreditedBatch,
+        first_row: int,
+        stop_token_ids: Collection[int],
+        recorded: Collection[int],
     ):
         self.batch = batch
         self.first_row = first_row
-        rows = range(len(batch.scored.prompts))
-        self._recorded = [i for i in rows if (first_row + i) // batch.num_generations in recorded]
+        self._recorded = []
+        for i in range(len(batch.scored.prompts)):
+            group = (first_row + i) // batch.num_generations
+            if group in recorded:
+                self._recorded.append(i)
         advantages = batch.token_advantages
         # One transfer for all of it: each one waits until the device has finished what it has to do.
         numbers = to_host(
@@ -202,7 +211,7 @@ class BatchSnapshot:
         self._advantages = numbers["row advantages"]
         self._token_advantages = numbers["token advantages"]
         self._token_masks = numbers["token masks"]
-        per_func = numbers["per func"]
+        per_func = numbers["per func"]  # (F, B) as one list
         self.per_func = [per_func[i : i + len(self.rewards)] for i in range(0, len(per_func), len(self.rewards))]
         self.rank_rows: dict[str, list[Any]] = {
             "lengths": [],
@@ -223,7 +232,10 @@ class BatchSnapshot:
             self.rank_rows["texts"].append(hash(tuple(ids)))
 
     def records(
-        self, names: Sequence[str], correct: Sequence[bool | None] | None, aligner: Aligner
+        self,
+        names: Sequence[str],
+        correct: Sequence[bool | None] | None,
+        aligner: Aligner,
     ) -> Iterator[dict[str, Any]]:
         """Yield this rank's rows of the groups that are recorded, as they stand in `completions.jsonl`.
 
@@ -237,6 +249,7 @@ class BatchSnapshot:
         for number, i in enumerate(self._recorded):
             row = self.first_row + i
             ids = list(scored.completion_ids[i])
+            # Of the recorded rows, `(rows, T)` as one list: the tokens of this one, without padding.
             tokens = slice(number * width, number * width + len(ids))
             spans = spans_of(
                 ids,
@@ -247,10 +260,14 @@ class BatchSnapshot:
                 steps.rewards[i] if steps else (),
                 forks.cuts[row] if forks else None,
             )
+            columns = {}
+            for name, value in scored.inputs[i].items():
+                if name not in _NO_COLUMNS:
+                    columns[name] = short_text(value)
             yield {
                 "index": row,
                 "prompt": logged_prompt(scored.prompts[i]),
-                "columns": {name: short_text(v) for name, v in scored.inputs[i].items() if name not in _NO_COLUMNS},
+                "columns": columns,
                 "spans": list(spans),
                 "rewards": {name: readable(values[row]) for name, values in zip(names, self.per_func, strict=True)},
                 "reward": readable(self.rewards[row]),
@@ -265,6 +282,7 @@ def to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, list[float]]:
     """Return flat lists of numbers from tensors of one device, in one transfer (as float32); `None` is left out."""
     flat = {name: tensor.detach().float().flatten() for name, tensor in tensors.items() if tensor is not None}
     numbers = iter(torch.cat(list(flat.values())).tolist())
+    # Each name takes as many of them as its tensor has, in the same order.
     return {name: list(islice(numbers, len(tensor))) for name, tensor in flat.items()}
 
 
@@ -335,8 +353,9 @@ class Diagnostics(DescribingFeature):
         try:
             yield
         except BaseException as error:
-            # The error of a full disk says it all: the same disk refuses this file, too.
-            refusal = suppress(OSError) if isinstance(error, DiskFullError) else nullcontext()
+            refusal = nullcontext()
+            if isinstance(error, DiskFullError):  # which says it all: the same disk refuses this file, too
+                refusal = suppress(OSError)
             with self.describing(_END), refusal:
                 self.run_log.end(self.trainer.state.global_step, f"failed: {type(error).__name__}")
             raise
@@ -361,6 +380,7 @@ class Diagnostics(DescribingFeature):
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         numbers = self.describing.value("The numbers of a step", self.trainer.logged_metrics.of_step, otherwise={})
+        # Every step is judged, logged or not: a window of means over logs would outlast most runs.
         if state.is_world_process_zero:
             with self.describing(_WARNINGS):
                 self.run_warnings.observe(state.global_step, numbers)
@@ -385,6 +405,7 @@ class Diagnostics(DescribingFeature):
         self._epoch_began_at = state.global_step
 
     def on_epoch_end(self, args, state, control, **kwargs) -> None:
+        # Only a stream can end in the middle of a run. A stored data set is read again by design.
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
@@ -432,19 +453,23 @@ class Diagnostics(DescribingFeature):
 
     def _look_at(self, batch: CreditedBatch) -> _RankView:
         trainer = self.trainer
-        groups = len(batch.rewards) // batch.num_generations
-        is_recorded = trainer.args.run_log and trainer.state.max_steps > 0
-        recorded = recorded_groups(groups, trainer.args.record_groups) if is_recorded else []
-        snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, set(recorded))
+        # `max_steps` is 0 in an evaluation without training, which has no run log.
+        recorded = []
+        if trainer.args.run_log and trainer.state.max_steps > 0:
+            groups = len(batch.rewards) // batch.num_generations
+            recorded = recorded_groups(groups, trainer.args.record_groups)
+        snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, recorded)
         rule = self.correctness_rule
         correct = rule.judge(snapshot.per_func[rule.index]) if rule else None
-        return _RankView(snapshot, correct, list(snapshot.records(trainer.reward_func_names, correct, self._aligner)))
+        records = snapshot.records(trainer.reward_func_names, correct, self._aligner)
+        return _RankView(snapshot, correct, list(records))
 
     def _described(
         self, view: _RankView, of_ranks: Sequence[tuple[dict[str, list[Any]], list[dict[str, Any]]] | None]
     ) -> dict[str, float]:
         """Return metrics of the batch, from rows and records of all ranks; the main process writes the records."""
         batch = view.snapshot.batch
+        # Ranks in their order, so that rows stand as in the whole batch.
         columns: dict[str, list[Any]] = defaultdict(list)
         records: list[dict[str, Any]] = []
         for of_rank in of_ranks:
@@ -461,6 +486,7 @@ class Diagnostics(DescribingFeature):
             copies=batch.forks.copies(columns["lengths"]) if batch.forks else None,
             **columns,
         )
+        # The step that is trained on the batch comes next; an evaluation belongs to the steps done.
         is_training = self.trainer.model.training
         mode = "train" if is_training else "eval"
         step = self.trainer.state.global_step + is_training
@@ -485,13 +511,16 @@ class Diagnostics(DescribingFeature):
             return
         # A step's own numbers take the place of means since the last log.
         numbers = logs | self._details
-        self._write_metrics(state, {name: self._of_step.get(name, value) for name, value in numbers.items()})
+        for name in numbers:
+            numbers[name] = self._of_step.get(name, numbers[name])
+        self._write_metrics(state, numbers)
         with self.describing(_METRICS):
             self.run_log.update(speed=self._speed.facts())
         with self.describing(_WARNINGS):
             self.run_warnings.observe_log(state.global_step, logs)
         with self.describing("The remarks on the first loss"):
-            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):  # no thresholds: silence
+            # Without thresholds the user wants silence.
+            if self.run_warnings.thresholds and is_first_loss(logs, state.log_history):
                 for remark in first_loss_remarks(self.trainer, logs["loss"]):
                     logger.warning(remark)
 
@@ -527,9 +556,12 @@ class Diagnostics(DescribingFeature):
         return self.describing.value("The diagnostics of a checkpoint", self._state, otherwise=None)
 
     def _state(self) -> dict[str, Any]:
-        is_binary = self.correctness_rule.is_binary if self.correctness_rule else None
+        is_binary = None
+        if self.correctness_rule:
+            is_binary = self.correctness_rule.is_binary
         state = {"right_is_binary": is_binary, "warnings": self.run_warnings.state_dict()}
-        return json.loads(json.dumps(state))  # what JSON cannot hold fails here, where it ends no run
+        # What JSON cannot hold fails here, where it ends no run.
+        return json.loads(json.dumps(state))
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         if state is None:

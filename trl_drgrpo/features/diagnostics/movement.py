@@ -77,9 +77,10 @@ class MovementWatch(DescribingFeature):
         if not self._samples or optimizer is None:
             return
         # A warm-up takes steps on purpose too small to show: they would count as steps that moved nothing.
-        is_still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
-        if is_still or state.global_step < args.get_warmup_steps(state.max_steps):
+        highest_rate = max(float(group["lr"]) for group in optimizer.param_groups)
+        if highest_rate <= 0 or state.global_step < args.get_warmup_steps(state.max_steps):
             return
+        # A step over dead groups alone has gradients of 0. It moves nothing, and proves nothing.
         had_signal = False
         for sample in self._samples:
             if sample.parameter.grad is not None:
@@ -89,20 +90,30 @@ class MovementWatch(DescribingFeature):
         self._signal_steps += had_signal
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        if self._samples and self._signal_steps >= self.steps:
-            self.shares = _shares(self._samples)
-            self._samples = []
+        if not self._samples or self._signal_steps < self.steps:
+            return
+        touched: Counter[str] = Counter()
+        moved: Counter[str] = Counter()
+        for sample in self._samples:
+            now = sample.of(sample.parameter.detach())
+            has_moved = (now != sample.start) & sample.touched
+            touched[sample.group] += int(sample.touched.sum())
+            moved[sample.group] += int(has_moved.sum())
+        self.shares = {group: moved[group] / count for group, count in touched.items() if count}
+        self._samples = []
 
 
 def _sample(model: torch.nn.Module, elements: int) -> list[_Sample]:
     """Sample about `elements` elements of the trainable parameters, the same number of each, evenly spread."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
-    per_parameter = max(1, elements // max(1, len(trained)))  # by parameter: one embedding would take nearly all
+    # By parameter: one embedding would take nearly all.
+    per_parameter = max(1, elements // max(1, len(trained)))
     samples = []
     for name, parameter in trained:
         count = min(parameter.numel(), per_parameter)
-        index = torch.arange(count, device=parameter.device) * (parameter.numel() // count)
-        start = parameter.detach().reshape(-1)[index].clone()
+        distance = parameter.numel() // count
+        index = torch.arange(count, device=parameter.device) * distance
+        start = parameter.detach().reshape(-1)[index].clone()  # the optimizer steps in place
         untouched = torch.zeros_like(start, dtype=torch.bool)
         samples.append(_Sample(parameter, _group(name, parameter), index, start, untouched))
     return samples
@@ -115,16 +126,6 @@ def _group(name: str, parameter: torch.nn.Parameter) -> str:
     if lora:
         return f"LoRA-{lora[1]}"
     return "norms and biases" if parameter.dim() < 2 else "weights"
-
-
-def _shares(samples: list[_Sample]) -> dict[str, float]:
-    touched: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    for sample in samples:
-        has_moved = (sample.of(sample.parameter.detach()) != sample.start) & sample.touched
-        touched[sample.group] += int(sample.touched.sum())
-        moved[sample.group] += int(has_moved.sum())
-    return {group: moved[group] / count for group, count in touched.items() if count}
 
 
 def is_first_loss(logs: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> bool:
@@ -158,6 +159,7 @@ def first_loss_remarks(trainer: "TrainerProtocol", loss: float) -> list[str]:
     """
     args = trainer.args
     remarks = []
+    # An optimizer step over a part of a generation batch may hold a part of a group, and its sum is not 0.
     whole_groups = args.gradient_accumulation_steps % args.steps_per_generation == 0
     sum_to_zero = trainer.step_scorer is None and trainer.own_advantages is None
     nothing_else = not (args.beta or args.entropy_coef or args.use_adaptive_entropy or trainer.own_losses)

@@ -67,6 +67,7 @@ class ProgressCallback(DescribingCallback):
         self._began = self._last_line = self._last_step_end = self._clock()
         self._last_log_line = -math.inf
         self._first_step = state.global_step
+        # One bar, of the main process, where somebody can see it move.
         if state.is_world_process_zero and not args.disable_tqdm and self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -104,6 +105,7 @@ class ProgressCallback(DescribingCallback):
             return
         self._evaluated += 1
         total = len(eval_dataloader)
+        # Without a terminal, lines: one for a batch that ends long after the last line.
         if self._bar is not None:
             if self._evaluation is None:
                 self._evaluation = self._bar.add_task("evaluation", total=total, status="")
@@ -123,7 +125,10 @@ class ProgressCallback(DescribingCallback):
         """Take the newest numbers and show them."""
         if not state.is_world_process_zero or not logs:
             return
-        evaluation = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+        evaluation = {}
+        for name, value in logs.items():
+            if name.startswith("eval_"):
+                evaluation[name.removeprefix("eval_")] = value
         line = status_line(evaluation, full=True)
         if line:
             self._print(f"evaluation at step {state.global_step}  {line}")
@@ -150,6 +155,7 @@ class ProgressCallback(DescribingCallback):
     def _is_due(self, state: TrainerState, is_logged: bool) -> bool:
         if is_logged and state.global_step >= state.max_steps:  # the last line of a run is never left out
             return True
+        # What the user has asked for; without a wish, every log has a line, and so has a long silence.
         if self.every_steps is not None:
             return state.global_step % self.every_steps == 0
         if self.every_seconds is not None:
@@ -161,11 +167,14 @@ class ProgressCallback(DescribingCallback):
 
     def _print_step(self, state: TrainerState, numbers: Mapping[str, float | None]) -> None:
         self._last_step_printed = state.global_step
-        remaining = "" if self._bar is not None else self._training_left(state)  # the bar shows it
-        self._print(f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}{remaining}")
+        line = f"step {state.global_step}/{state.max_steps}  {status_line(numbers, full=True)}"
+        if self._bar is None:  # which shows the time that is left
+            line += self._training_left(state)
+        self._print(line)
 
     def _print(self, line: str) -> None:
         self._last_line = self._clock()
+        # Plain text: a reward's name in brackets would be markup, and a log file wants no wrapped lines.
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _move(self, state: TrainerState) -> None:
@@ -176,10 +185,12 @@ class ProgressCallback(DescribingCallback):
     def _training_left(self, state: TrainerState) -> str:
         if not self._first_step < state.global_step < state.max_steps:
             return ""
+        # A resumed run has taken no time for the steps of the run before.
         steps_done = state.global_step - self._first_step
         return self._time_left(self._began, steps_done, state.max_steps - self._first_step)
 
     def _time_left(self, began: float, done: int, total: int) -> str:
+        # By the mean of what is done: steps of one run take about as long.
         seconds = (self._clock() - began) / done * (total - done)
         return f"  {spoken_time(seconds)} left"
 
@@ -188,6 +199,7 @@ class ProgressCallback(DescribingCallback):
 def show_progress(trainer: Trainer, progress: ProgressCallback | None = None) -> Iterator[None]:
     """Show a trainer's progress inside the block in one line, and not as transformers would."""
     progress = progress or ProgressCallback()
+    # transformers' own are back after the block, so that a second `train()` begins as the first did.
     replaced = [trainer.pop_callback(kind) for kind in (PrinterCallback, TqdmCallback)]
     trainer.add_callback(progress)
     try:
@@ -205,7 +217,10 @@ def progress_by_default(trainer: Trainer) -> AbstractContextManager[None]:
     `disable_tqdm`) or the user has added a progress callback."""
     kinds = (TqdmCallback, PrinterCallback, ProgressCallback)
     shown = [type(callback) for callback in trainer.callback_handler.callbacks if isinstance(callback, kinds)]
-    return show_progress(trainer) if shown == [TqdmCallback] else nullcontext()
+    # The type itself: a subclass is the user's own.
+    if shown == [TqdmCallback]:
+        return show_progress(trainer)
+    return nullcontext()
 
 
 def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
@@ -223,6 +238,7 @@ def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
 
     ```
     """
+    # A run without outcome rewards has 0 for it. In a short line, the pass rate says the same better.
     shown = dict(_SHOWN)
     if PROCESS_ONLY in logs or ("drgrpo/pass_rate" in logs and not full):
         del shown["reward"]
@@ -232,8 +248,12 @@ def status_line(logs: Mapping[str, float | None], full: bool = False) -> str:
             mean_of_reward = re.fullmatch(r"(?:process_)?rewards/(.+)/mean", name)
             if mean_of_reward and name != PROCESS_ONLY:
                 shown[name] = f"{mean_of_reward[1]} {{:.3g}}"
-    numbers = [(text, logs.get(name)) for name, text in shown.items()]
-    return "  ".join(text.format(number) for text, number in numbers if isinstance(number, int | float))
+    phrases = []
+    for name, text in shown.items():
+        number = logs.get(name)
+        if isinstance(number, int | float):
+            phrases.append(text.format(number))
+    return "  ".join(phrases)
 
 
 _SHOWN = {
@@ -259,4 +279,6 @@ def spoken_time(seconds: float) -> str:
     """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if not hours:
+        return f"{minutes}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}"

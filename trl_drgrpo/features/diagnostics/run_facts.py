@@ -18,23 +18,29 @@ if TYPE_CHECKING:
     from trl_drgrpo.process_rewards.step_scorer import StepScorer
     from trl_drgrpo.upstream.trainer_protocol import TrainerProtocol
 
-# Fields of the configuration, a line for each matter.
-_OBJECTIVE = (
-    *("advantage_baseline", "beta", "beta_warmup_steps"),
-    *("epsilon", "epsilon_high", "delta", "scale_by_running_std"),
-    *("importance_sampling_level", "use_bias_correction_kl", "entropy_coef", "use_adaptive_entropy"),
-    *("top_entropy_quantile", "mask_truncated_completions", "off_policy_mask_threshold"),
-)
-_VLLM_OBJECTIVE = (
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
-    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
-)
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a text. A long table of names reads better without quotes."""
+    return tuple(text.split())
+
+
+# Fields of the configuration, a line for each matter. One that this version of TRL does not have is left out.
+_OBJECTIVE = names_in("""
+    advantage_baseline beta beta_warmup_steps
+    epsilon epsilon_high delta scale_by_running_std
+    importance_sampling_level use_bias_correction_kl entropy_coef use_adaptive_entropy
+    top_entropy_quantile mask_truncated_completions off_policy_mask_threshold
+""")
+_VLLM_OBJECTIVE = names_in("""
+    vllm_importance_sampling_correction vllm_importance_sampling_mode
+    vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max
+""")
 _STEP_OBJECTIVE = ("process_role", "step_credit", "step_baseline", "deepseekmath_step_std")
 _WEIGHTS = ("outcome_weight", "process_weight")
-_SAMPLING = (
-    *("num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("forks", "fork_depth", "fork_at", "fork_threshold"),
-)
+_SAMPLING = names_in("""
+    num_generations temperature top_p top_k min_p repetition_penalty
+    forks fork_depth fork_at fork_threshold
+""")
 # Fields that the objective of a run is made of, also those that its rewards and their steps are named with.
 OBJECTIVE_FIELDS = (
     *_OBJECTIVE,
@@ -44,23 +50,25 @@ OBJECTIVE_FIELDS = (
     *_SAMPLING,
     *("reward_weights", "step_reward_weights", "step_separator", "loss_normalizer"),
 )
-_SETTINGS = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
-    *("num_iterations", "num_generations_eval", "max_completion_length", "max_turn_length"),
-    *_SAMPLING,
-    *("dynamic_sampling", "max_sampling_rounds", "curriculum", "curriculum_q_min"),
-    *("use_vllm", "vllm_mode", "seed", "bf16", "fp16", "gradient_checkpointing"),
-    *("logging_steps", "micro_batching", "share_prompts", "fast_generation", "generation_rows", "on_reward_error"),
-    "record_groups",
-)
+_SETTINGS = names_in(f"""
+    learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm optim
+    per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size
+    num_iterations num_generations_eval max_completion_length max_turn_length
+    {" ".join(_SAMPLING)}
+    dynamic_sampling max_sampling_rounds curriculum curriculum_q_min
+    use_vllm vllm_mode seed bf16 fp16 gradient_checkpointing
+    logging_steps micro_batching share_prompts fast_generation generation_rows on_reward_error
+    record_groups
+""")
 _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
 
 
 def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return facts of one start of a run: run, versions, device, number of processes."""
     device = trainer.accelerator.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = device.type
+    if name == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "run_id": trainer.run_id,
         "versions": installed_versions([*LIBRARIES, "peft", "accelerate"]),
@@ -72,6 +80,7 @@ def start_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 def run_facts(trainer: "TrainerProtocol", correctness: CorrectnessRule | None) -> dict[str, Any]:
     """Return facts of the run, JSON-ready. `correctness` decides which completions are correct."""
     info = getattr(trainer.train_dataset, "info", None)
+    # `right` is the reward that decides what is correct: a reader of the log needs no configuration.
     facts: dict[str, Any] = {
         "trainer": type(trainer).__name__,
         "max_steps": trainer.state.max_steps,
@@ -99,10 +108,13 @@ def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return facts that define the objective, in one flat JSON-ready mapping that a resumed run compares: the
     objective of `run_facts`, rewards with their weights, how completions are sampled."""
     scorer = trainer.step_scorer
+    step_rewards = []
+    if scorer:
+        step_rewards = _weighted(scorer.names, scorer.weights)
     return {
         **_objective(trainer),
         "rewards": _weighted(trainer.reward_func_names, trainer.reward_weights.tolist()),
-        "step_rewards": _weighted(scorer.names, scorer.weights) if scorer else [],
+        "step_rewards": step_rewards,
         **fields_of(trainer.args, _SAMPLING),
     }
 
@@ -110,6 +122,7 @@ def objective_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
     """Return the terms of the objective by name; `None` for a setting that has no effect in this run."""
     args = trainer.args
+    # Settings of vLLM and of steps are `None` where they have no effect: a resumed run must not be told of them.
     objective = {"loss_normalizer": trainer.loss_normalizer} | fields_of(args, _OBJECTIVE)
     objective |= dict.fromkeys((*_VLLM_OBJECTIVE, *_STEP_OBJECTIVE, "step_separator"))
     if args.use_vllm:
@@ -118,7 +131,9 @@ def _objective(trainer: "TrainerProtocol") -> dict[str, Any]:
         objective |= {name: getattr(args, name) for name in _STEP_OBJECTIVE}
         objective["step_separator"] = _separator(trainer, trainer.step_scorer)
     objective["state_keys"] = trainer.turns.state_keys_of
-    objective["dynamic_sampling"] = "dapo" if args.dynamic_sampling == "dapo" else None  # True keeps the objective
+    objective["dynamic_sampling"] = None  # True keeps the objective
+    if args.dynamic_sampling == "dapo":
+        objective["dynamic_sampling"] = "dapo"
     objective["advantages"] = trainer.own_advantages
     return objective | fields_of(args, _WEIGHTS)
 
@@ -127,8 +142,9 @@ def _separator(trainer: "TrainerProtocol", scorer: "StepScorer") -> list[str] | 
     """Return the configured rule for step ends, or the name of a segmenter that the trainer was given instead."""
     from trl_drgrpo.process_rewards.steps.segmenter import configured_segmenter
 
-    is_configured = scorer.segmenter.name == configured_segmenter(trainer.step_separator).name
-    return trainer.step_separator if is_configured else scorer.segmenter.name
+    if scorer.segmenter.name == configured_segmenter(trainer.step_separator).name:
+        return trainer.step_separator
+    return scorer.segmenter.name
 
 
 def _weighted(names: Sequence[str], weights: Sequence[float]) -> list[str]:

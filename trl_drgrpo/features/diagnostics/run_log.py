@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the command line reads the names of files here, before anyt
     from trl_drgrpo.process_rewards.steps.alignment import Aligner
 
 COLUMN_CHARACTERS = 500
+_OF_GROUP = ("index", "prompt", "columns")  # fields of a rank's row that its group holds
 
 
 def recorded_groups(groups: int, most: int) -> list[int]:
@@ -41,6 +42,7 @@ def recorded_groups(groups: int, most: int) -> list[int]:
 
     ```
     """
+    # Evenly spread: of 8 groups and 3 records these are 0, 2 and 5.
     count = groups if most < 0 else min(groups, most)
     return [i * groups // count for i in range(count)]
 
@@ -72,25 +74,23 @@ def group_records(
     for number, grouped in groupby(ordered, key=lambda row: row["index"] // num_generations):
         members = list(grouped)
         rewards = [row["reward"] for row in members if row["reward"] is not None]
+        # The rows of a group have the same prompt and columns, so the record holds them once.
+        first = members[0]
         record = {
             "step": step,
             "mode": mode,
             "group": first_group + number,
-            "prompt": members[0]["prompt"],
+            "prompt": first["prompt"],
             "G": len(members),
             "baseline": readable(statistics.fmean(rewards)) if rewards else None,
             "std": readable(statistics.stdev(rewards)) if len(rewards) > 1 else None,
-            "rows": [_without_group(row) for row in members],
-            "columns": members[0]["columns"],
+            "rows": [{name: row[name] for name in row if name not in _OF_GROUP} for row in members],
+            "columns": first["columns"],
         }
         if forks is not None:
             record["forks"] = [forks.branches] * forks.depth
         records.append(record)
     return records
-
-
-def _without_group(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in ("index", "prompt", "columns")}
 
 
 def spans_of(
@@ -115,14 +115,20 @@ def spans_of(
     """
     kinds = []
     for t, (_, advantage, mask) in enumerate(zip(token_ids, advantages, trained, strict=True)):
-        level = None if cuts is None else bisect_right(cuts, t)  # forks in front of the token
-        kinds.append((advantage, bisect_left(step_ends, t), mask <= 0, level))
+        level = None
+        if cuts is not None:
+            level = bisect_right(cuts, t)  # forks in front of the token
+        step = bisect_left(step_ends, t)  # the first one that ends at the token or behind it
+        kinds.append((advantage, step, mask <= 0, level))
     runs = [(kind, len(list(tokens))) for kind, tokens in groupby(kinds)]
     if not runs:
         return
-    # A completion without steps and forks is one run, which needs no alignment: it is not cut.
-    alignment = aligner.align(token_ids) if len(runs) > 1 else None
-    text = alignment.text if alignment else aligner.decode(token_ids)
+    alignment = None
+    if len(runs) == 1:  # a completion without steps and forks is not cut, and to align it would take longer
+        text = aligner.decode(token_ids)
+    else:
+        alignment = aligner.align(token_ids)
+        text = alignment.text
     token = 0
     start = 0
     for (advantage, step, masked, level), size in runs:
@@ -154,6 +160,7 @@ def logged_prompt(prompt: object) -> str:
     """
     if not isinstance(prompt, list):
         return str(prompt)
+    # Messages stand apart, each behind its role.
     texts = []
     for message in prompt:
         text = str(message)
@@ -167,21 +174,27 @@ def _content(content: object) -> str:
     if isinstance(content, list):
         return "".join(map(_content, content))
     if isinstance(content, Mapping):
-        kind = content.get("type")
-        return str(content.get("text") or "") if kind == "text" else f"<{kind}>"
+        if content.get("type") == "text":
+            return str(content.get("text") or "")
+        return f"<{content.get('type')}>"
     return "" if content is None else str(content)
 
 
 def short_text(value: object) -> str:
     """Write a dataset's value in at most 500 characters; images as `<image>`."""
+    if _is_image(value):
+        return "<image>"
     if isinstance(value, list | tuple) and value and all(map(_is_image, value)):
         return "<image>" * len(value)
-    text = "<image>" if _is_image(value) else str(value)
-    return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
+    text = str(value)
+    if len(text) > COLUMN_CHARACTERS:
+        text = text[: COLUMN_CHARACTERS - 3] + "..."
+    return text
 
 
 def _is_image(value: object) -> bool:
     """Tell an image of Pillow, without importing it, or the bytes of one."""
+    # As `datasets` stores an image that is not decoded.
     is_stored = isinstance(value, Mapping) and set(value) == {"bytes", "path"}
     return is_stored or isinstance(value, bytes) or (hasattr(value, "getpixel") and hasattr(value, "mode"))
 
@@ -231,7 +244,8 @@ class RunLog:
         `step`: optimizer steps done before this start. `start`: what belongs to it (`versions`, `device`,
         `processes`). `facts`: what belongs to the run (`model`, `objective`, `settings` and so on).
         """
-        starts = [*self._earlier_starts(), {"time": self._clock(), "step": step, **start}]
+        this_start = {"time": self._clock(), "step": step, **start}
+        starts = [*self._earlier_starts(), this_start]
         self._content = {"format": FORMAT, "made_by": "trl-drgrpo", **facts, "starts": starts, "ended": None}
         self._write_run()
         for name in (METRICS, COMPLETIONS, WARNINGS):
@@ -253,8 +267,13 @@ class RunLog:
 
     def metrics(self, step: int, epoch: float | None, logs: Mapping[str, float | None]) -> None:
         """Append the numbers that `Trainer.log` was given. Those of an evaluation start with `eval_`."""
-        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) or value is None}
-        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
+        numbers = {}
+        mode = "train"
+        for name, value in logs.items():
+            if name.startswith("eval_"):
+                mode = "eval"
+            if isinstance(value, int | float) or value is None:
+                numbers[name] = value
         self._append(METRICS, [{"step": step, "epoch": epoch, "mode": mode, "logs": numbers}])
 
     def completions(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -269,6 +288,7 @@ class RunLog:
 
     def _earlier_starts(self) -> list[Any]:
         try:
+            # A damaged file, or one of another program, has no earlier starts.
             starts = json.loads((self.folder / RUN).read_text(encoding="utf-8"))["starts"]
         except (OSError, ValueError, KeyError, TypeError):
             return []
@@ -289,10 +309,12 @@ class RunLog:
         if self._content is None:
             return
         try:
+            # Nothing exists before the first write, and a folder may be deleted while the run goes on.
             self.folder.mkdir(parents=True, exist_ok=True)
             write()
         except OSError as error:
-            self._content = None  # a log with holes would read as a whole one
+            # Nothing is written from here on: a log with holes would read as a whole one.
+            self._content = None
             raise OSError(
                 f"{self.folder} cannot be written ({error.strerror or error}): the run log ends here, and with it "
                 "`trl-drgrpo report`. Make room, or set run_log=False."
@@ -314,7 +336,8 @@ def to_json(value: object, indent: int | None = None) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    except ValueError:  # NaN somewhere: reading what Python writes for it is the shortest way to every level
+    except ValueError:
+        # NaN somewhere: to write it as Python does, and to read that with None for it, reaches every level.
         value = json.loads(json.dumps(value), parse_constant=lambda name: None)
         text = json.dumps(value, ensure_ascii=False, indent=indent)
     return text.encode("utf-8", errors="replace").decode("utf-8")
@@ -339,6 +362,7 @@ def _thin(path: Path, most: int) -> None:
     dropped = set(ordered[1 : len(ordered) // 2 : 2])
     if not dropped:
         return
+    # The file is replaced in one step, so that a reader never sees a half of it.
     part = path.with_suffix(".part")
     with path.open("rb") as file, part.open("wb") as thinned:
         thinned.writelines(line for line in file if _step_of(line) not in dropped)

@@ -163,6 +163,7 @@ class Window:
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> str | None:
         """Take in the metrics of a step. Return the warning, if the window is full and its cause holds."""
+        # Each metric that a pattern matches has a window of its own.
         values_by_metric = self._reading(metrics)
         for name, values in values_by_metric.items():
             readings = self.readings.setdefault(name, [])
@@ -183,6 +184,7 @@ class Window:
             names: set[str] = set()
             for pattern in patterns:
                 names.update(fnmatch.filter(metrics, pattern))
+            # In the order of the metrics: that of a set is another one in every process.
             return {name: [_finite(metrics[name]) or 0.0] for name in metrics if name in names}
         values = [_finite(metrics.get(name)) for name in (*patterns, *self.cause.also)]
         if None in values[: len(patterns)]:
@@ -193,12 +195,20 @@ class Window:
         if not self.cause.from_logs:
             return len(readings) >= self.size
         # Three at least: one log with an odd value is no trend, however many steps lie behind it.
-        return len(readings) >= min(self.size, 3) and readings[-1][0] - readings[0][0] + 1 >= self.size
+        if len(readings) < min(self.size, 3):
+            return False
+        first_step = readings[0][0]
+        last_step = readings[-1][0]
+        return last_step - first_step + 1 >= self.size
 
     def _judge(self, are_enough: Callable[[list[Any]], bool]) -> str | None:
-        self.judged = {name: readings for name, readings in self.readings.items() if are_enough(readings)}
+        self.judged = {}
+        for name, readings in self.readings.items():
+            if are_enough(readings):
+                self.judged[name] = readings
         if not self.judged:
             return None
+        # The columns of the readings: steps, then one series per metric.
         first_readings = next(iter(self.judged.values()))  # the only ones, unless a `*` stands for several metrics
         self.steps, *series = zip(*first_readings, strict=True)
         self.span = span_of(self.steps)
@@ -238,6 +248,7 @@ def warning_thresholds(setting: object) -> dict[str, dict[str, float]]:
         thresholds.setdefault(cause.setting, {}).update(cause.thresholds)
     if setting is True:
         return thresholds
+    # Names before values: a misspelled cause is the first error.
     for name in setting:
         _refuse_unknown(name, thresholds, "")
     # In the order of the registry, whatever that of the settings: the first error is the same for the same mistakes.
@@ -287,11 +298,10 @@ class RunWarnings:
         self.warned: dict[str, int] = {}  # cause -> step
         self.step = 0  # the last one that was observed
         self._newest: dict[str, Any] = {}  # newest value of each metric
-        self._windows = [
-            Window(cause, thresholds[cause.setting], num_generations)
-            for cause in CAUSES.values()
-            if cause.setting in thresholds
-        ]
+        self._windows: list[Window] = []
+        for cause in CAUSES.values():
+            if cause.setting in thresholds:
+                self._windows.append(Window(cause, thresholds[cause.setting], num_generations))
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of an optimizer step, logged or not.
@@ -303,21 +313,26 @@ class RunWarnings:
                 window.forget()
         self.step = step
         self._newest.update(metrics)
-        self._warn(lambda window: None if window.cause.from_logs else window.take(step, metrics))
+        self._warn(lambda window: window.take(step, metrics), from_logs=False)
 
     def observe_log(self, step: int, logs: Mapping[str, Any]) -> None:
         """Take in the log of an optimizer step; evaluations (`eval_...`) have no effect here."""
         logs = {**logs, **self._newest}  # of the step, not a mean since the last log
-        self._warn(lambda window: window.take(step, logs) if window.cause.from_logs else None)
+        self._warn(lambda window: window.take(step, logs), from_logs=True)
 
     def finish(self) -> None:
         """Judge the windows that are not full: the run is over."""
         self._warn(Window.conclude)
 
-    def _warn(self, judge: Callable[[Window], str | None]) -> None:
-        """Give the warnings that are new and that no other cause explains. A cause that fails is no longer watched."""
+    def _warn(self, judge: Callable[[Window], str | None], from_logs: bool | None = None) -> None:
+        """Give the warnings that are new and that no other cause explains. A cause that fails is no longer watched.
+
+        `from_logs`: of the causes that read logs, or of those that read steps, alone.
+        """
         messages: dict[Cause, str] = {}
         for window in list(self._windows):
+            if from_logs not in (None, window.cause.from_logs):
+                continue
             try:
                 message = judge(window)
             except Exception:  # a cause may be anybody's: it costs neither the run nor the other causes
@@ -337,7 +352,9 @@ class RunWarnings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the warnings and readings so far, JSON-ready."""
-        windows = {w.cause.name: {"readings": w.readings, "kept": w.memory} for w in self._windows}
+        windows = {}
+        for window in self._windows:
+            windows[window.cause.name] = {"readings": window.readings, "kept": window.memory}
         return {"said": self.warned, "step": self.step, "seen": windows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,6 +363,7 @@ class RunWarnings:
         self.step = state["step"]
         for window in self._windows:
             window_state = state["seen"].get(window.cause.name)
+            # A cause that was not watched before starts from nothing.
             if window_state is not None:
                 window.readings = window_state["readings"]
                 window.memory = window_state["kept"]

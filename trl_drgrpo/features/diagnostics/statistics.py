@@ -70,7 +70,9 @@ class BatchRows:
     @property
     def groups(self) -> list[range]:
         """The rows of each group."""
-        sizes = self.sizes or [self.num_generations] * (len(self.rewards) // self.num_generations)
+        sizes = self.sizes
+        if not sizes:
+            sizes = [self.num_generations] * (len(self.rewards) // self.num_generations)
         return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
@@ -101,6 +103,7 @@ def batch_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
         [`length_statistics`], [`group_statistics`], [`difficulty_statistics`], [`weight_statistics`].
     """
     result = {}
+    # Some groups may be scorable in part: NaN is no reward.
     scored = [reward for reward in rows.rewards if not math.isnan(reward)]
     if scored:
         result["drgrpo/reward_min"] = min(scored)
@@ -137,8 +140,10 @@ def length_statistics(rows: BatchRows) -> dict[str, float]:
     result: dict[str, float] = {}
     for name, members in _rows_by_verdict(rows.correct).items():
         if members:
-            result[f"completions/length_{name}_mean"] = statistics.fmean(_pick(rows.lengths, members))
-            result[f"completions/truncated_{name}_frac"] = statistics.fmean(_pick(rows.truncated, members))
+            lengths = _pick(rows.lengths, members)
+            truncated = _pick(rows.truncated, members)
+            result[f"completions/length_{name}_mean"] = statistics.fmean(lengths)
+            result[f"completions/truncated_{name}_frac"] = statistics.fmean(truncated)
     correct = result.get("completions/length_correct_mean")
     incorrect = result.get("completions/length_incorrect_mean")
     if correct is not None and incorrect is not None:
@@ -167,12 +172,14 @@ def group_statistics(rows: BatchRows, trains: bool = True) -> dict[str, float]:
     if rows.num_generations < 2:
         return {}
     groups = rows.groups
-    result = {"completions/unique_frac": statistics.fmean([_unique_frac(rows, group) for group in groups])}
+    unique_fracs = [_unique_frac(rows, group) for group in groups]
+    result = {"completions/unique_frac": statistics.fmean(unique_fracs)}
     if not trains:
         return result
     effective_sizes = []  # of live groups
     dead_rates = []  # pass rates of dead groups
     for group in groups:
+        # Judged by advantages and not by rewards: with step rewards, rows of equal rewards may have advantages.
         if any(weight > 0 for weight in _pick(rows.gradient_weights, group)):
             effective_sizes.append(_participation(rows, group))
         else:
@@ -201,12 +208,14 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
         - `difficulty/gradient_weight_frac/<bucket>`: share of `sum |A_it|` over all rows and tokens, sums to 1;
         - `difficulty/gradient_weight_frac_grpo/<bucket>`: share of `sum_i |z_i|`, sums to 1.
     """
+    # Rows that are neither correct nor incorrect are in no pass rate.
     judged = [correct for correct in rows.correct or () if correct is not None]
     if not judged:
         return {}
     result = {"drgrpo/pass_rate": statistics.fmean(judged)}
     if rows.num_generations < 2:
         return result
+    # A group without any verdict is in no bucket.
     groups_by_bucket: list[list[range]] = [[] for _ in BUCKETS]
     for group in rows.groups:
         rate = _pass_rate(rows, group)
@@ -218,6 +227,7 @@ def difficulty_statistics(rows: BatchRows, trains: bool = True) -> dict[str, flo
         measures["gradient_weight_frac_grpo"] = lambda group: math.fsum(_grpo_gradient_weights(rows, group))
     for name, measure in measures.items():
         amounts = [list(map(measure, groups)) for groups in groups_by_bucket]
+        # `fsum` rounds once, so that the shares do not depend on the order of the rows.
         total = math.fsum(chain.from_iterable(amounts))
         if total > 0:
             for bucket, amounts_of_bucket in zip(BUCKETS, amounts, strict=True):
@@ -238,18 +248,23 @@ def grpo_zscores(rewards: Sequence[float]) -> list[float]:
 
     ```
     """
+    # Asked of the rewards themselves, not of their rounded deviations.
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
     mean = statistics.fmean(rewards)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (std + STD_FLOOR) for reward in rewards]
+    deviations = [reward - mean for reward in rewards]
+    variance = math.fsum(deviation**2 for deviation in deviations) / (len(rewards) - 1)
+    std = math.sqrt(variance)
+    return [deviation / (std + STD_FLOOR) for deviation in deviations]
 
 
 def _unique_frac(rows: BatchRows, group: range) -> float:
-    """Share of distinct completions, from 1 / G, where all are alike, to 1."""
-    texts = [rows.texts[i] for i in group if rows.copies is None or not rows.copies[i]]
-    # One completion is distinct anyway; the others count by their share among those that were sampled.
-    distinct_beside_one = (len(set(texts)) - 1) * (len(group) - 1) / max(len(texts) - 1, 1)
+    """Return the share of distinct completions, from 1 / G, where all are alike, to 1."""
+    sampled = [i for i in group if rows.copies is None or not rows.copies[i]]
+    distinct = set(_pick(rows.texts, sampled))
+    # One completion is distinct anyway; the others count by their share among those that were sampled. Two distinct
+    # ones of three that were sampled, in a group of four: 1 + 1 * 3 / 2 = 2.5 of 4.
+    distinct_beside_one = (len(distinct) - 1) * (len(group) - 1) / max(len(sampled) - 1, 1)
     return (1 + distinct_beside_one) / len(group)
 
 
@@ -259,19 +274,24 @@ def _pass_rate(rows: BatchRows, group: range) -> float | None:
         return None
     verdicts = _pick(rows.correct, group)
     judged = len(verdicts) - verdicts.count(None)
-    return verdicts.count(True) / judged if judged else None
+    if not judged:
+        return None
+    return verdicts.count(True) / judged
 
 
 def bucket_index(rate: float) -> int:
     """Return the index into `BUCKETS` of a group's pass rate, 0 to 1."""
-    if rate >= 1:  # apart from what rounds up to it
+    if rate >= 1:  # apart from 75-100, to which the next line rounds up
         return len(BUCKETS) - 1
     return max(math.ceil(4 * rate), 0)
 
 
 def _participation(rows: BatchRows, group: range) -> float:
     """Return `(sum w)^2 / sum w^2` over the rows that are trained on, `w` the mean `|A_it|` of each."""
-    weights = [rows.gradient_weights[i] / rows.trained[i] for i in group if rows.trained[i] > 0]
+    weights = []
+    for i in group:
+        if rows.trained[i] > 0:
+            weights.append(rows.gradient_weights[i] / rows.trained[i])
     largest = max(weights)
     scaled = [weight / largest for weight in weights]  # the squares of tiny weights would be 0
     return math.fsum(scaled) ** 2 / math.fsum(weight**2 for weight in scaled)
@@ -281,14 +301,20 @@ def _grpo_gradient_weights(rows: BatchRows, group: range) -> list[float]:
     """Return `|z_i|` of the rows that are trained on: the row's mean over its own tokens of a constant."""
     scored = [i for i in group if not math.isnan(rows.rewards[i])]
     zscores = grpo_zscores(_pick(rows.rewards, scored))
-    return [abs(z) for i, z in zip(scored, zscores, strict=True) if rows.trained[i] > 0]
+    weights = []
+    for i, zscore in zip(scored, zscores, strict=True):
+        if rows.trained[i] > 0:
+            weights.append(abs(zscore))
+    return weights
 
 
 QUARTERS = tuple(f"sampling/weight_q{q}_mean" for q in (1, 2, 3, 4))  # from the shortest rows to the longest
 
 
 def weight_statistics(
-    weights: Sequence[float], lengths: Sequence[int], correct: Sequence[bool | None] | None = None
+    weights: Sequence[float],
+    lengths: Sequence[int],
+    correct: Sequence[bool | None] | None = None,
 ) -> dict[str, float]:
     """Return mean weights of short, long, correct and incorrect rows in the correction for vLLM's probabilities.
 
@@ -322,10 +348,15 @@ def weight_statistics(
     for i in weighted:
         # The mean rank: rows of one length go together, or the order of the batch would decide their quarter.
         rank = (bisect_left(ordered, lengths[i]) + bisect_right(ordered, lengths[i])) / 2
-        rows_by_metric.setdefault(QUARTERS[int(4 * rank / len(ordered))], []).append(i)
+        quarter = QUARTERS[int(4 * rank / len(ordered))]
+        rows_by_metric.setdefault(quarter, []).append(i)
     for name, members in _rows_by_verdict(correct).items():
         rows_by_metric[f"sampling/weight_{name}_mean"] = sorted({*members} & {*weighted})
-    return {name: statistics.fmean(_pick(weights, rows)) for name, rows in sorted(rows_by_metric.items()) if rows}
+    result = {}
+    for name, rows in sorted(rows_by_metric.items()):
+        if rows:
+            result[name] = statistics.fmean(_pick(weights, rows))
+    return result
 
 
 _POSITIONS = 4  # quarters of a completion
@@ -367,12 +398,14 @@ def step_statistics(
     step_means: list[float] = []
     outcomes: list[float] = []
     for row, outcome in zip(step_rewards, outcome_rewards, strict=True):
-        scores = [(k, score) for k, score in enumerate(row) if score is not None]
-        for k, score in scores:
-            middle = (k + 0.5) / len(row)
-            by_quarter[int(_POSITIONS * middle)].append(score)
+        scores = []
+        for k, score in enumerate(row):
+            if score is not None:
+                scores.append(score)
+                middle = (k + 0.5) / len(row)  # never 1, so the last step is in the last quarter
+                by_quarter[int(_POSITIONS * middle)].append(score)
         if scores and outcome is not None and not math.isnan(outcome):
-            step_means.append(statistics.fmean(score for _, score in scores))
+            step_means.append(statistics.fmean(scores))
             outcomes.append(outcome)
     scored = sum(map(len, by_quarter))
     result = {
@@ -430,16 +463,17 @@ class CorrectnessRule:
         cannot be told."""
         threshold = self.threshold
         if threshold is None:
-            graded = [reward for reward in rewards if not math.isnan(reward) and reward not in (0.0, 1.0)]
-            if self.is_binary and graded:
-                self.is_binary = False
-                logger.info(
-                    "The reward %r gave %g, so the run cannot tell which completions are correct: it logs no pass "
-                    "rate and no lengths of correct and incorrect completions. Set correct_threshold (and "
-                    "correct_reward, for another reward).",
-                    self.name,
-                    graded[0],
-                )
+            for reward in rewards:
+                if self.is_binary and not math.isnan(reward) and reward not in (0.0, 1.0):
+                    self.is_binary = False
+                    logger.info(
+                        "The reward %r gave %g, so the run cannot tell which completions are correct: it logs no pass "
+                        "rate and no lengths of correct and incorrect completions. Set correct_threshold (and "
+                        "correct_reward, for another reward).",
+                        self.name,
+                        reward,
+                    )
+            # For good: a pass rate that comes and goes with the batches would mean nothing.
             if not self.is_binary:
                 return None
             threshold = 1.0

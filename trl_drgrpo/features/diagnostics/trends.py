@@ -35,20 +35,23 @@ def moved(series: Sequence[float]) -> float:
     if half < 4:
         return 0.0
     difference = change(series)
-    times = [t - (half - 1) / 2 for t in range(half)]
+    times = _centered(range(half))
     first = _centered(series[:half])
     second = _centered(series[-half:])
-    slope = math.fsum(map(mul, times * 2, first + second)) / (2 * math.fsum(map(mul, times, times)))
+    # Least squares with one slope for both halves, which have their own means.
+    slope = _product(times * 2, first + second) / (2 * _product(times, times))
     trend = [slope * t for t in times]
     first = list(map(sub, first, trend))
     second = list(map(sub, second, trend))
-    total = math.fsum(map(mul, first + second, first + second))
+    noise = first + second
+    total = _product(noise, noise)
     if total <= 0:
         return math.copysign(math.inf, difference) if difference else 0.0
-    # No pair reaches over the middle: between the halves the mean jumps. rho ends at 0.9, as the estimate of a short
-    # series may come to 1, which would make the error infinite and every change disappear.
+    # No pair reaches over the middle: between the halves the mean jumps.
     lagged = math.fsum(starmap(mul, [*pairwise(first), *pairwise(second)])) / total
-    rho = min(max(lagged + (1 + 4 * lagged) / half, 0.0), 0.9)  # + (1 + 4 rho) / n: the bias of a short series
+    # + (1 + 4 rho) / n: the bias of a short series. rho ends at 0.9, as the estimate of a short series may come to 1,
+    # which would make the error infinite and every change disappear.
+    rho = min(max(lagged + (1 + 4 * lagged) / half, 0.0), 0.9)
     variance = total / (2 * half - 3)  # less two means and one slope
     error = math.sqrt(variance * 2 / half * (1 + rho) / (1 - rho))
     return difference / error
@@ -57,6 +60,10 @@ def moved(series: Sequence[float]) -> float:
 def _centered(values: Sequence[float]) -> list[float]:
     mean = statistics.fmean(values)
     return [value - mean for value in values]
+
+
+def _product(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.fsum(map(mul, a, b))
 
 
 def change(series: Sequence[float]) -> float:
@@ -88,11 +95,13 @@ def distance_from_usual(value: float, usual: Sequence[float]) -> float:
     """
     median = statistics.median(usual)
     spread = MAD_TO_STD * statistics.median(abs(earlier - median) for earlier in usual)
-    floor = max(abs(median) / 10, 1e-12)
+    floor = max(abs(median) / 10, 1e-12)  # 1e-12: zeros alone have no spread to divide by
     return (value - median) / max(spread, floor)
 
 
 def mean_of(values: Sequence[float | None]) -> float:
     """Return the mean of a metric that may be missing; 0 if it always is."""
     present = [value for value in values if value is not None]
-    return statistics.fmean(present) if present else 0.0
+    if not present:
+        return 0.0
+    return statistics.fmean(present)

@@ -66,6 +66,7 @@ def all_truncated(
     share: float = 0.95,
 ) -> str | None:
     """Nearly all completions are cut off, and every reward is the same: seen in the first steps."""
+    # Every group must be dead and no answer correct: one live group is something to learn from.
     truncated = statistics.fmean(cut_off)
     only = only_value(rewards, lowest)
     if only is None or truncated < share or min(dead) < 1 or mean_of(pass_rates) > 0:
@@ -85,8 +86,15 @@ def all_truncated(
     fewest=10,
     explains=("dead_groups",),
 )
-def all_incorrect(window: Window, rates: Series, cut_off: WithGaps, rewards: WithGaps, lowest: WithGaps) -> str | None:
+def all_incorrect(
+    window: Window,
+    rates: Series,
+    cut_off: WithGaps,
+    rewards: WithGaps,
+    lowest: WithGaps,
+) -> str | None:
     """Every completion is incorrect."""
+    # Noted for the advice: what was correct once can be looked for in an earlier checkpoint.
     correct_steps = [step for step, rate in zip(window.steps, rates, strict=True) if rate > 0]
     if correct_steps:
         window.memory["last_correct"] = correct_steps[-1]
@@ -95,6 +103,7 @@ def all_incorrect(window: Window, rates: Series, cut_off: WithGaps, rewards: Wit
     about_one_value = ""
     if not last_correct:  # a reward that has told answers apart once does read them
         about_one_value = _about_one_value(only_value(rewards, lowest))
+    # The likeliest cause first. A completion that was cut off is incorrect for that reason alone.
     truncated = _mostly(cut_off)
     if truncated:
         advice = f", and {truncated:.0%} of them were cut off: raise max_completion_length."
@@ -135,6 +144,7 @@ def reward_collapse(
     The mean of the last `steps` readings is compared with the best mean of as many earlier ones. Rewards count from
     the lowest one that any completion has had, so that a shift of all rewards changes nothing.
     """
+    # Shares are those of the distance from the lowest reward so far: rewards may be negative.
     floor = min(*lowest, window.memory.get("lowest", math.inf))
     window.memory["lowest"] = floor
     truncated = _mostly(cut_off[-(len(cut_off) // 2) :])
@@ -148,7 +158,13 @@ def reward_collapse(
 
 
 def _collapsed(
-    window: Window, name: str, form: str, values: Series, floor: float, share: float, deviations: float
+    window: Window,
+    name: str,
+    form: str,
+    values: Series,
+    floor: float,
+    share: float,
+    deviations: float,
 ) -> str | None:
     """Return the warning for a series whose newest half has fallen below `share` of the best earlier half.
 
@@ -165,6 +181,7 @@ def _collapsed(
         window.memory[name] = best
     former = statistics.fmean(best["values"])
     now = statistics.fmean(recent)
+    # Two tests: the fall is large, and it is larger than the noise of the series explains.
     has_fallen = now - floor < share * (former - floor)
     if not has_fallen or moved([*best["values"], *recent]) > -deviations:
         return None
@@ -210,6 +227,7 @@ def dead_groups(
     dead_share = mean_of(dead)
     if dead_share < share:
         return None
+    # The advice depends on what most dead groups are: too easy, too hard, or scored alike.
     if mean_of(correct) > dead_share / 2:
         advice = ", most of them all correct: the prompts are too easy. Take harder ones, or stop here."
     elif mean_of(incorrect) > dead_share / 2:
@@ -229,9 +247,15 @@ def dead_groups(
 
 @register_warning("completions/length_incorrect_mean", "completions/length_correct_mean", steps=40, fewest=20)
 def incorrect_grow(
-    window: Window, incorrect: Series, correct: Series, *, deviations: float = 6.0, growth: float = 0.15
+    window: Window,
+    incorrect: Series,
+    correct: Series,
+    *,
+    deviations: float = 6.0,
+    growth: float = 0.15,
 ) -> str | None:
     """Incorrect answers get longer while correct ones do not."""
+    # Over the window, and not by the noise alone; correct ones may not move by more than two standard errors.
     grew = change(incorrect)
     is_much = grew > growth * statistics.fmean(incorrect[: len(incorrect) // 2]) and moved(incorrect) >= deviations
     if not is_much or moved(correct) > 2:
@@ -245,9 +269,15 @@ def incorrect_grow(
 
 @register_warning("completions/clipped_ratio", steps=40, fewest=8)
 def truncation(
-    window: Window, truncated: Series, *, share: float = 0.5, rise: float = 0.15, deviations: float = 6.0
+    window: Window,
+    truncated: Series,
+    *,
+    share: float = 0.5,
+    rise: float = 0.15,
+    deviations: float = 6.0,
 ) -> str | None:
     """Many completions are cut off, or more and more."""
+    # Either the level is high, or it rises: a rise is seen long before the level is reached.
     mean = statistics.fmean(truncated)
     rises = change(truncated) >= rise and moved(truncated) >= deviations
     if mean < share and not rises:
@@ -261,7 +291,13 @@ def truncation(
 
 
 @register_warning("kl", steps=50, fewest=25)
-def kl(window: Window, divergences: Series, *, deviations: float = 10.0, consecutive: float = 3) -> str | None:
+def kl(
+    window: Window,
+    divergences: Series,
+    *,
+    deviations: float = 10.0,
+    consecutive: float = 3,
+) -> str | None:
     """The KL divergence from the reference leaves its usual range."""
     # Several in a row, and the spread of all before them: single steps leave the usual range in every long run.
     newest = int(consecutive)
@@ -295,9 +331,15 @@ def reward_failing(window: Window, *_: Series, share: float = 0.1) -> str | None
 
 @register_warning("process/steps_mean", "process/reward_mean", "reward", steps=40, fewest=20)
 def process_hacked(
-    window: Window, steps: Series, process: Series, outcome: Series, *, deviations: float = 4.0
+    window: Window,
+    steps: Series,
+    process: Series,
+    outcome: Series,
+    *,
+    deviations: float = 4.0,
 ) -> str | None:
     """The process reward rises while the outcome reward falls."""
+    # Only the two together: a process reward that rises with the outcome is learning.
     if moved(process) <= deviations or moved(outcome) >= -deviations:
         return None
     risen = "steps per completion and process reward" if moved(steps) > deviations else "the process reward"
@@ -311,6 +353,7 @@ def process_hacked(
 @register_warning("sampling/sampling_logp_difference/mean", steps=2, fewest=2, explains=("unequal_weights",))
 def lost_sync(window: Window, gaps: Series, *, nats: float = 0.1) -> str | None:
     """vLLM samples from other weights than those that are trained."""
+    # In every step of the window: a single odd step proves nothing.
     if min(gaps) < nats:
         return None
     return (
@@ -323,7 +366,12 @@ def lost_sync(window: Window, gaps: Series, *, nats: float = 0.1) -> str | None:
 
 @register_warning(QUARTERS[0], QUARTERS[-1], steps=40, fewest=10)
 def unequal_weights(
-    window: Window, shortest: Series, longest: Series, *, share: float = 0.1, deviations: float = 6.0
+    window: Window,
+    shortest: Series,
+    longest: Series,
+    *,
+    share: float = 0.1,
+    deviations: float = 6.0,
 ) -> str | None:
     """The correction for vLLM's probabilities weighs long rows otherwise than short ones."""
     short = statistics.fmean(shortest)
@@ -366,6 +414,7 @@ def nothing_moves(window: Window, norms: Series, dead: Series, rates: Series) ->
 
     A log has the gradient norm of its last step alone.
     """
+    # A schedule that has ended, or a rate of 0, explains a gradient without effect.
     if max(rates) <= 0:
         return (
             f"learning_rate was 0 in every log of {window.span}: nothing is trained. Raise it, or stop here if its "

@@ -16,7 +16,7 @@ from trl_drgrpo.features.fast_path.branches import branch_rows
 from trl_drgrpo.features.fast_path.micro_batch_planner import MicroBatch
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
-from trl_drgrpo.features.fast_path.sharing import AGREEMENT, FAILURES, TESTED_WINDOW, computing_dtype
+from trl_drgrpo.features.fast_path.sharing import FAILURES, TESTED_WINDOW, agreement
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.prompt_cache import checkpointed_layers, why_no_branches
 
@@ -70,18 +70,18 @@ def why_not_branched(
     with without_noise(model), _as_checkpointed_in_training(model), shorter_window:
         try:
             alone = _outcome(model, log_probs, [pack_rows(tokens, batch) for batch in ALONE])
-            layouts = [branch_rows(tokens, batch) for batch in TOGETHER]
-            together = _outcome(model, log_probs, layouts)
-            control = _outcome(model, log_probs, [_with_prompts_exchanged(packed) for packed in layouts])
+            branches = [branch_rows(tokens, batch) for batch in TOGETHER]
+            together = _outcome(model, log_probs, branches)
+            control = _outcome(model, log_probs, [_with_prompts_exchanged(packed) for packed in branches])
         except FAILURES as error:
             first_line = str(error).partition("\n")[0]
             return f"it fails from the states of a prompt ({type(error).__name__}: {first_line})"
-    agreement = AGREEMENT.get(computing_dtype(model, dtype), 0.1)
     names = ("log-probabilities", "gradients")
     for name, expected, actual, exchanged in zip(names, alone, together, control, strict=True):
         difference = (actual - expected).abs().max().item()
         scale = (exchanged - expected).abs().max().item()
-        if not difference <= agreement * scale:  # written so that NaN on either side refuses as well
+        # Written so that NaN on either side refuses as well.
+        if not difference <= agreement(model, dtype) * scale:
             return (
                 f"{name} from the states of a prompt and of rows alone differ by {difference:.1e}"
                 f" (with prompts exchanged: by {scale:.1e})"
@@ -98,10 +98,12 @@ def _tokens(vocabulary: int, device: torch.device) -> TokenBatch:
     masks = []
     for prompt_length, completion_lengths in zip(PROMPT_TOKENS, COMPLETION_TOKENS, strict=True):
         prompt = torch.randint(vocabulary, (prompt_width,), generator=generator)
+        is_prompt = torch.arange(prompt_width) >= prompt_width - prompt_length  # padded on the left
         for length in completion_lengths:
-            ids.append(torch.cat([prompt, torch.randint(vocabulary, (width,), generator=generator)]))
-            is_prompt = torch.arange(prompt_width) >= prompt_width - prompt_length
-            masks.append(torch.cat([is_prompt, torch.arange(width) < length]).long())
+            completion = torch.randint(vocabulary, (width,), generator=generator)
+            is_completion = torch.arange(width) < length
+            ids.append(torch.cat([prompt, completion]))
+            masks.append(torch.cat([is_prompt, is_completion]).long())
     return TokenBatch(torch.stack(ids).to(device), torch.stack(masks).to(device), width)
 
 
@@ -110,11 +112,14 @@ def _with_prompts_exchanged(packed: Packed) -> Packed:
     prompts = packed.prompts
     if prompts is None:
         return packed
-    return replace(packed, prompts=replace(prompts, of_row=(prompts.of_row + 1) % len(prompts.input_ids)))
+    next_prompts = (prompts.of_row + 1) % len(prompts.input_ids)
+    return replace(packed, prompts=replace(prompts, of_row=next_prompts))
 
 
 def _outcome(
-    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], layouts: Sequence[Packed]
+    model: "PreTrainedModel",
+    log_probs: Callable[[Packed], torch.Tensor],
+    layouts: Sequence[Packed],
 ) -> Outcome:
     """Return the log-probabilities of all rows, and the gradient of their weighted sum.
 
@@ -123,23 +128,28 @@ def _outcome(
     """
     shifts: list[torch.Tensor] = []
 
-    def shifted(module: torch.nn.Module, arguments: tuple[object, ...], output: torch.Tensor) -> torch.Tensor:
+    def shifted(
+        module: torch.nn.Module,
+        arguments: tuple[object, ...],
+        output: torch.Tensor,
+    ) -> torch.Tensor:
         if not shifts:
             shifts.append(torch.zeros(output.size(-1), device=output.device, requires_grad=True))
         return output + shifts[0].to(output.dtype)
 
-    hook = model.get_input_embeddings().register_forward_hook(shifted)
-    try:
-        outcomes = []
+    all_values = []
+    gradients = []
+    with model.get_input_embeddings().register_forward_hook(shifted):
         for packed in layouts:  # one at a time: each graph is freed before the next
             with torch.enable_grad():
                 values = packed.unpack(log_probs(packed))
+                # Unequal weights, of both signs: errors in several rows do not cancel.
                 weights = torch.linspace(-1.0, 2.0, values.numel(), device=values.device).view(values.shape)
-                (gradient,) = torch.autograd.grad((values * weights).sum(), shifts)
-            outcomes.append((values.detach(), gradient))
-    finally:
-        hook.remove()
-    all_values, gradients = zip(*outcomes, strict=True)
+                weighted_sum = (values * weights).sum()
+                (gradient,) = torch.autograd.grad(weighted_sum, shifts)
+            all_values.append(values.detach())
+            gradients.append(gradient)
+    # A row that a layout does not run has zeros there.
     return torch.stack(all_values).sum(dim=0), torch.stack(gradients).sum(dim=0)
 
 

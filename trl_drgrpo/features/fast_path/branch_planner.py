@@ -9,7 +9,7 @@ chunks of its own. Costs are in tokens, as in `micro_batch_planner.py`.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,10 @@ DELTA_RULE_CHUNK = 64  # an argument of transformers' function, and of no config
 def state_chunk(config: "PreTrainedConfig") -> int:
     """Return the tokens that running states go through at once; where nothing is said, as in the gated delta rule."""
     text = config.get_text_config()
-    sizes = [getattr(text, name, None) for name in ("chunk_size", "mamba_chunk_size")]
-    return next((size for size in sizes if size), DELTA_RULE_CHUNK)
+    for name in ("chunk_size", "mamba_chunk_size"):  # Mamba 2 and Nemotron-H; Falcon-H1 and Bamba
+        if getattr(text, name, None):
+            return getattr(text, name)
+    return DELTA_RULE_CHUNK
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,16 @@ class Extent:
     def work(self) -> float:
         """Return the cost of the tokens, and of those that fill up their chunks."""
         if self.shares:
-            return self.packs * _filled(self.prompt_width, self.chunk) + self.rows * _filled(self.width, self.chunk)
+            work_of_prompts = self.packs * _filled(self.prompt_width, self.chunk)
+            return work_of_prompts + self.rows * _filled(self.width, self.chunk)
         return self.rows * _filled(self.row_width, self.chunk)
 
     @property
     def pairs(self) -> int:
         """Count the query-key pairs of one attention head."""
         if self.shares:
-            return self.packs * self.prompt_width**2 + self.rows * self.width * (self.prompt_width + self.width)
+            pairs_of_prompts = self.packs * self.prompt_width**2
+            return pairs_of_prompts + self.rows * self.width * (self.prompt_width + self.width)
         return self.rows * self.row_width**2
 
     def fits(self, budget: Budget, costs: Costs, side_by_side: int = 1) -> bool:
@@ -107,19 +111,23 @@ class Extent:
 
     def cost(self, costs: Costs) -> float:
         """Return the cost of a micro-batch."""
-        if self.shares:
+        if self.shares:  # two forwards: the prompts, then the rows
             return self.work + costs.pair * self.pairs + 2 * costs.forward
         # Causal attention leaves out half of the pairs.
         return self.work + costs.pair * self.pairs / 2 + costs.forward
 
 
 def _filled(width: int, chunk: int) -> float:
+    """Return the cost of a row: its tokens, and at a lower price those that fill up its last chunk."""
     return width + FILLING * (-width % chunk)
 
 
 def extent_of(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> Extent:
     """Return the extent of a micro-batch that is not empty."""
-    extents = [reduce(_of_one_prompt, (Extent.of(rows[i], costs) for i in pack)) for pack in batch]
+    extents = []
+    for pack in batch:
+        extents_of_rows = (Extent.of(rows[i], costs) for i in pack)
+        extents.append(reduce(_of_one_prompt, extents_of_rows))
     return reduce(_of_other_prompts, extents)
 
 
@@ -133,15 +141,16 @@ def cost_from_states(rows: Sequence[Row], plan: Sequence[MicroBatch], costs: Cos
     return sum(extent_of(rows, batch, costs).cost(costs) for batch in plan)
 
 
-def _of_one_prompt(a: Extent, b: Extent) -> Extent:
-    return a.joined(b, same_prompt=True)
+_of_one_prompt = partial(Extent.joined, same_prompt=True)
+_of_other_prompts = partial(Extent.joined, same_prompt=False)
 
 
-def _of_other_prompts(a: Extent, b: Extent) -> Extent:
-    return a.joined(b, same_prompt=False)
-
-
-def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs) -> list[MicroBatch]:
+def plan_window(
+    rows: Sequence[Row],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
+) -> list[MicroBatch]:
     """Find the cheapest micro-batches of completions from states, or of rows alone, as the planner of packs does.
 
     Args:
@@ -154,27 +163,38 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
         `list[MicroBatch]`: Longest completions first, none empty, at most `slots`.
     """
     alone = plan_rows_alone(rows, slots, budget, replace(costs, share_prompts=False))
-    plans = [alone, _with_shared_prompts(rows, alone, slots, budget, costs)]
-    return min((plan for plan in plans if plan is not None), key=lambda plan: cost_from_states(rows, plan, costs))
+    shared = _with_shared_prompts(rows, alone, slots, budget, costs)
+    if shared is None or cost_from_states(rows, alone, costs) <= cost_from_states(rows, shared, costs):
+        return alone
+    return shared
 
 
 def _with_shared_prompts(
-    rows: Sequence[Row], alone: list[MicroBatch], slots: int | None, budget: Budget, costs: Costs
+    rows: Sequence[Row],
+    alone: list[MicroBatch],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
 ) -> list[MicroBatch] | None:
     """Find micro-batches of the rows of a plan, most of them behind a shared prompt; `None` where they do not fit."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for (row,) in chain.from_iterable(alone):
         groups[rows[row].prompt].append(row)
-    for side_by_side in [2**k for k in range(budget.rows.bit_length())]:
+    # As in the planner of packs: wide packs first, then packs half as wide, until they fit into the slots.
+    for halving in range(budget.rows.bit_length()):
+        side_by_side = 2**halving
         packs: list[Pack] = []
         for group in groups.values():
             longest_first = sorted(group, key=lambda i: (-rows[i].completion_length, i))
             extents = [Extent.of(rows[i], costs) for i in longest_first]
-            for part in _cheapest_parts(extents, _of_one_prompt, budget, replace(costs, forward=0.0), side_by_side):
+            # Packs of a group may run in one micro-batch, so a cut between them costs no forward.
+            free_forwards = replace(costs, forward=0.0)
+            for part in _cheapest_parts(extents, _of_one_prompt, budget, free_forwards, side_by_side):
                 packs.append(tuple(longest_first[part.start : part.stop]))
         packs.sort(key=lambda pack: (-rows[pack[0]].unshared_length, -rows[pack[0]].prompt_length, *pack))
         extents = [extent_of(rows, [pack], costs) for pack in packs]
-        # A price on each micro-batch is raised until they are few enough, or cannot get fewer.
+        # A price on each micro-batch is raised until they are few enough. Above this bound, one micro-batch costs more
+        # than all the work that its cuts could save, so they cannot get fewer.
         forward = max(costs.forward, 1.0)
         while forward < 4 * len(packs) * budget.tokens:
             parts = _cheapest_parts(extents, _of_other_prompts, budget, replace(costs, forward=forward))
@@ -205,9 +225,11 @@ def _cheapest_parts(
                 break
             options.append((best[start][0] + extent.cost(costs), start))
         best.append(min(options))
+    # Walk back from the last end to the first start.
     parts = []
     end = len(extents)
     while end:
-        parts.append(range(best[end][1], end))
-        end = best[end][1]
+        start = best[end][1]
+        parts.append(range(start, end))
+        end = start
     return parts[::-1]

@@ -57,7 +57,8 @@ class Prompts:
                 "position_ids": self.position_ids,
                 CACHE: cache,
             }
-            output: BackboneOutput = module.forward(**prompt_inputs)  # not a call, which would come here again
+            # Not a call, which would come here again.
+            output: BackboneOutput = module.forward(**prompt_inputs)
             last_hidden_states.append(output.last_hidden_state[:, -1])
             return arguments, inputs | {CACHE: cache_of_branches(cache, self.of_row)}
 
@@ -66,19 +67,18 @@ class Prompts:
             output.last_hidden_state = torch.cat([last_hidden_states.pop(), hidden_states]).unsqueeze(0)
             return output
 
-        hooks = [
-            backbone.register_forward_pre_hook(run_prompts, with_kwargs=True),
-            backbone.register_forward_hook(join),
-        ]
-        try:
-            with caches_while_checkpointing(backbone):
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        before = backbone.register_forward_pre_hook(run_prompts, with_kwargs=True)
+        after = backbone.register_forward_hook(join)
+        with before, after, caches_while_checkpointing(backbone):
+            yield
 
 
-def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, multiple: int = 1) -> Packed:
+def branch_rows(
+    tokens: TokenBatch,
+    batch: MicroBatch,
+    pad_token_id: int = 0,
+    multiple: int = 1,
+) -> Packed:
     """Lay out the prompts of a micro-batch, and its completions as rows of their own.
 
     Args:
@@ -99,11 +99,13 @@ def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mu
     prompt_of_row = torch.tensor([number for number, pack in enumerate(batch) for _ in pack])
 
     prompt_lengths = torch.tensor([len(ids) for ids in prompts])
+    row_lengths = torch.tensor([len(ids) for ids in inputs])
     prompt_mask = torch.arange(prompt_width) >= prompt_width - prompt_lengths[:, None]
-    row_mask = torch.arange(width) < torch.tensor([len(ids) for ids in inputs])[:, None]
+    row_mask = torch.arange(width) < row_lengths[:, None]
     prompt_ids = [[pad_token_id] * (prompt_width - len(ids)) + ids for ids in prompts]
     row_ids = [ids + [pad_token_id] * (width - len(ids)) for ids in inputs]
 
+    # Hidden states come out in this order: the last one of each of the P prompts, then those of the rows, W of each.
     # The last token of a prompt predicts the first one of each completion.
     places_of_row = {}
     for number, row in enumerate(run):
@@ -117,6 +119,7 @@ def branch_rows(tokens: TokenBatch, batch: MicroBatch, pad_token_id: int = 0, mu
         rows,
         places_of_row,
         input_ids=torch.tensor(row_ids).to(device),
+        # Rows go on behind the keys of their prompt: its padding must stay hidden, and positions count its tokens.
         attention_mask=torch.cat([prompt_mask[prompt_of_row], row_mask], dim=1).long().to(device),
         position_ids=(prompt_lengths[prompt_of_row, None] + torch.arange(width)).to(device),
         prompts=Prompts(

@@ -10,6 +10,7 @@ All of it is exact for this package's objective and no other, so each step stand
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -76,6 +77,7 @@ class FastPath(Feature):
         return self.plans and self._why_not_skipped() is None
 
     def _why_not_skipped(self) -> str | None:
+        # A proof on this host goes before everything else: what it has found wrong is not used.
         reason = self.speed.barred.get(SpeedPart.SKIPPED_ROWS)
         if reason:
             return reason
@@ -92,29 +94,29 @@ class FastPath(Feature):
         reason = self.speed.barred.get(SpeedPart.PLANNED)
         if reason:
             return reason
-        args = self.trainer.args
-        own_losses = self.trainer.own_losses
-        has_entropy_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
-        balances_a_micro_batch = self.trainer.aux_loss_enabled and self.trainer.router_balance is None
-        adapter = getattr(self.trainer.unwrapped_model, "active_peft_config", None)
-        has_virtual_tokens = adapter is not None and adapter.is_prompt_learning
-        turns_by_width = rope_depends_on_width(self.trainer.model.config)
-        of_micro_batch = "the tokens of a micro-batch"
-        reasons = {
-            f"the entropy bonus is a mean over {of_micro_batch}": has_entropy_bonus,
-            f"top_entropy_quantile compares {of_micro_batch}": args.top_entropy_quantile < 1,
-            f"the load-balancing loss is a mean over {of_micro_batch} (see router_aux_scope)": balances_a_micro_batch,
-            "the adapter prepends virtual tokens": has_virtual_tokens,
-            "torch.compile would recompile for every shape": args.torch_compile,
-            "the model's rotary angles depend on the width of a batch": turns_by_width,
-            f"{type(self.trainer).__name__} has its own {' and '.join(own_losses)}": own_losses,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        trainer = self.trainer
+        args = trainer.args
+        if args.entropy_coef != 0 or args.use_adaptive_entropy:
+            return "the entropy bonus is a mean over the tokens of a micro-batch"
+        if args.top_entropy_quantile < 1:
+            return "top_entropy_quantile compares the tokens of a micro-batch"
+        if trainer.aux_loss_enabled and trainer.router_balance is None:
+            return "the load-balancing loss is a mean over the tokens of a micro-batch (see router_aux_scope)"
+        adapter = getattr(trainer.unwrapped_model, "active_peft_config", None)
+        if adapter is not None and adapter.is_prompt_learning:
+            return "the adapter prepends virtual tokens"
+        if args.torch_compile:
+            return "torch.compile would recompile for every shape"
+        if rope_depends_on_width(trainer.model.config):
+            return "the model's rotary angles depend on the width of a batch"
+        if trainer.own_losses:  # a subclass's loss need not be a sum over tokens
+            return f"{type(trainer).__name__} has its own {' and '.join(trainer.own_losses)}"
+        return None
 
     @contextmanager
     def around_train(self) -> Iterator[None]:
         self._note_training()
-        self._window_metrics = WindowMetrics(self.trainer.args.importance_sampling_level == "sequence")
+        self._window_metrics = WindowMetrics(clips_rows=self.trainer.args.importance_sampling_level == "sequence")
         # cuDNN plans its attention anew for every width, in 0.1 to 0.2 s (H100, 2026-11-27), and packs have many.
         allowed = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(allowed and not self._may_plan)
@@ -141,6 +143,7 @@ class FastPath(Feature):
     # Planning
 
     def on_credit(self, batch: CreditedBatch) -> None:
+        # Not planned here: TRL shuffles the rows of the batch and splits them behind this hook.
         self._rollouts_are_new = self.trainer.model.training
 
     def on_micro_batch(self, inputs: Rollouts) -> Rollouts:
@@ -148,9 +151,11 @@ class FastPath(Feature):
         if not self._rollouts_are_new:
             return inputs
         self._rollouts_are_new = False
+        # In place: TRL hands out the micro-batches of its buffer one after the other, in every iteration over them.
         buffered = self.trainer.buffered_rollouts
         if self.plans and self._can_be_planned(buffered):
             buffered[:] = self._planned(buffered)
+        # Behind the plan, which says which rows run and in which packs.
         if self.trainer.router_balance is not None:
             with self.trainer.router_balance.counting(buffered):
                 self._score_policy(buffered)
@@ -159,11 +164,12 @@ class FastPath(Feature):
         return buffered[self.trainer.micro_step % len(buffered)]
 
     def _can_be_planned(self, micro_batches: list[Rollouts]) -> bool:
+        reason = None
         unknown = unknown_keys(micro_batches[0])
-        has_prompts = all(batch["prompt_mask"].any(dim=1).all().item() for batch in micro_batches)
-        reason = None if has_prompts else "some rows have no prompt"
         if unknown:
             reason = f"micro-batches with {', '.join(unknown)} are not re-batched"
+        elif not all(batch["prompt_mask"].any(dim=1).all() for batch in micro_batches):
+            reason = "some rows have no prompt"
         reason = self._agreed(reason)
         if reason:
             self.speed.off(reason, *TRAINING)
@@ -171,7 +177,7 @@ class FastPath(Feature):
 
     def _agreed(self, reason: str | None) -> str | None:
         """Return the first reason that any rank has; `None` where none has one."""
-        return next((of_rank for of_rank in self.trainer.gathered([reason]) if of_rank), None)
+        return next(filter(None, self.trainer.gathered([reason])), None)
 
     def _planned(self, micro_batches: list[Rollouts]) -> Sequence[Rollouts]:
         costs = self._plan_costs(self.trainer.model)
@@ -182,11 +188,14 @@ class FastPath(Feature):
         planned = []
         for slots in windows(len(micro_batches), self.trainer.args.gradient_accumulation_steps):
             rollouts = [micro_batches[slot] for slot in slots]
-            planned.append(Window(rollouts, skip=self.skips, budget=budget, costs=costs, whole=scores_all_tokens))
+            window = Window(rollouts, skip=self.skips, budget=budget, costs=costs, whole=scores_all_tokens)
+            planned.append(window)
+        # Ranks plan by themselves, but must run the same number of forwards of the same number of rows: TRL gathers
+        # metrics inside of its loss, and divides by the rows of a micro-batch.
         summaries_of_ranks = self.trainer.gathered([[window.summary() for window in planned]])
         batches = []
         for number, window in enumerate(planned):
-            summaries = [of_rank[number] for of_rank in summaries_of_ranks]
+            summaries = [summaries_of_rank[number] for summaries_of_rank in summaries_of_ranks]
             batches += window.micro_batches(summaries, self.trainer.counts_forwards)
         metrics = self.trainer.describing.value(
             "The metrics of the plan", lambda: self._plan_metrics(planned, batches), otherwise={}
@@ -195,12 +204,14 @@ class FastPath(Feature):
         return batches
 
     def _plan_metrics(self, planned: list[Window], micro_batches: Sequence[Rollouts]) -> dict[str, float]:
-        statistics = [window.statistics() for window in planned]
-        total = {name: sum(of_window[name] for of_window in statistics) for name in statistics[0]}
+        total: Counter[str] = Counter()
+        for window in planned:
+            total.update(window.statistics())
         forwards = sum(self.loss_without_forward(batch) is None for batch in micro_batches)
-        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps  # optimizer steps of one pass
+        # Optimizer steps of one pass over the generation batch.
+        steps = len(micro_batches) / self.trainer.args.gradient_accumulation_steps
         self.speed.uses[SpeedPart.PLANNED] += forwards
-        self.speed.uses[SpeedPart.SKIPPED_ROWS] += int(total["rows"] - total["run"])
+        self.speed.uses[SpeedPart.SKIPPED_ROWS] += total["rows"] - total["run"]
         metrics = {
             "drgrpo/rows_skipped_frac": 1 - total["run"] / total["rows"],
             "drgrpo/micro_batches": forwards / steps,
@@ -212,7 +223,8 @@ class FastPath(Feature):
 
     def _plan_costs(self, model: PreTrainedModel) -> Costs:
         """Return the cost model for the plans of a model. A reference may be made otherwise than the policy."""
-        # Checkpointed layers see another cache, or none. TRL switches checkpointing off while it scores.
+        # Checkpointed layers see another cache, or none, so a model that hands on states is tested with and without.
+        # TRL switches checkpointing off while it scores.
         key = id(model), starts_from_states(model.config) and getattr(model, "is_gradient_checkpointing", False)
         if key not in self._costs:
             shares = self.trainer.args.share_prompts and self._can_share_prompts(model)
@@ -241,9 +253,13 @@ class FastPath(Feature):
 
     def _reduced_dtype(self, model: PreTrainedModel) -> torch.dtype | None:
         """Return the dtype that products are rounded to, where it is not that of the weights."""
-        reduced = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(self.trainer.accelerator.mixed_precision))
-        is_quantized = getattr(model, "is_quantized", False)  # weights are rounded anew in every product
-        return torch.bfloat16 if is_quantized and reduced is None else reduced
+        precision = self.trainer.accelerator.mixed_precision
+        if precision == "fp16":
+            return torch.float16
+        # Quantized weights are rounded anew in every product.
+        if precision == "bf16" or getattr(model, "is_quantized", False):
+            return torch.bfloat16
+        return None
 
     def _rebatches_rows(self) -> bool:
         """Tell whether rows of the policy may be re-batched. Asked first while a batch is scored, by every rank."""
@@ -260,8 +276,8 @@ class FastPath(Feature):
         takes_positions = "position_ids" in inspect.signature(without_adapters(unwrapped).forward).parameters
 
         def padded(tokens: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
-            more = {"position_ids": positions} if takes_positions else {}
-            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **more), tokens)[0]
+            position_inputs = {"position_ids": positions} if takes_positions else {}
+            return self.trainer.score_as_trl(lambda **inputs: model(**inputs, **position_inputs), tokens)[0]
 
         return why_not_rebatched(unwrapped, partial(self._log_probs, model), padded, self._reduced_dtype(model))
 
@@ -273,14 +289,18 @@ class FastPath(Feature):
         plans = self.trainer.model.training and self.plans
         score = partial(self._score_tokens, plans)
         balance = self.trainer.router_balance
-        return score(model, tokens) if balance is None else balance.scored(model, tokens, score)
+        if balance is not None:
+            return balance.scored(model, tokens, score)
+        return score(model, tokens)
 
     def _score_tokens(self, plans: bool, model: Any, tokens: TokenBatch) -> ScoredTokens:
         if not (plans and tokens.is_text_only):
             return self.trainer.score_as_trl(model, tokens)
         if self._may_wait(model):
+            # TRL gets zeros for now. `on_micro_batch` computes the old log-probabilities when the plan is made.
             self._old_log_probs_are_due = True
-            return torch.zeros_like(tokens.input_ids[:, -tokens.completion_width :], dtype=torch.float32), None, None
+            completions = tokens.input_ids[:, -tokens.completion_width :]
+            return torch.zeros_like(completions, dtype=torch.float32), None, None
         if self._packs is not None:
             return self._score_packs(model, tokens, self._packs, whole=self.trainer.router_balance is not None)
         if self.trainer.scores_rollouts:
@@ -291,9 +311,10 @@ class FastPath(Feature):
         """Tell whether old log-probabilities wait for the plan: it says which rows are trained on, and their pass may
         count the experts' loads, too."""
         args = self.trainer.args
+        if args.use_vllm and args.vllm_importance_sampling_correction:
+            return False  # TRL compares them with vLLM's while the batch is being made
         gains = self.skips or self.trainer.router_balance is not None
-        corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
-        return self.trainer.scores_rollouts and gains and not corrects_sampling and model is self.trainer.model
+        return self.trainer.scores_rollouts and gains and model is self.trainer.model
 
     def _score_policy(self, micro_batches: list[Rollouts]) -> None:
         """Run the rows of a generation batch without gradient, micro-batch by micro-batch, and keep the old
@@ -309,6 +330,7 @@ class FastPath(Feature):
     def _score_rollouts(self, model: PreTrainedModel, tokens: TokenBatch) -> ScoredTokens:
         """Score all rows of a generation batch, in as many forwards as their lengths ask for."""
         rows = rows_of(tokens)
+        # The first token of a completion is predicted by the last one of its prompt.
         has_prompts = all(row.prompt_length for row in rows)
         if self.trainer.in_lockstep:  # another rank may have images, and asks nobody
             has_prompts = not self.trainer.takes_images and all(self.trainer.gathered([has_prompts]))
@@ -318,17 +340,24 @@ class FastPath(Feature):
         costs = self._plan_costs(model)
         plan = planner_for(costs).plan_window(rows, None, budget, costs)
         if self.trainer.in_lockstep:  # forwards of nothing, where another rank has more of them
-            plan += [[]] * (max(self.trainer.gathered([len(plan)])) - len(plan))
+            most = max(self.trainer.gathered([len(plan)]))
+            plan += [[]] * (most - len(plan))
         log_probs = tokens.input_ids.new_zeros(len(rows), tokens.completion_width, dtype=torch.float32)
+        # (B, T) of each: 0 in rows of other batches.
         for batch in plan:
-            log_probs = log_probs + self._score_packs(model, tokens, batch)[0]  # (B, T), 0 in rows of other batches
+            log_probs = log_probs + self._score_packs(model, tokens, batch)[0]
         return log_probs, None, None
 
     def _score_packs(
-        self, model: PreTrainedModel, tokens: TokenBatch, packs: MicroBatch, whole: bool = False
+        self,
+        model: PreTrainedModel,
+        tokens: TokenBatch,
+        packs: MicroBatch,
+        whole: bool = False,
     ) -> ScoredTokens:
         form = mask_form(self.trainer.accelerator.unwrap_model(model).config)
         layout = tokens, packs, self.trainer.pad_token_id, self._multiple
+        # A model takes a block mask, hands on its states, or gets rows alone: the self-tests have decided.
         if isinstance(form, MaskForm):
             packed = pack_rows(*layout, form, whole)
         elif any(len(pack) > 1 for pack in packs):
@@ -339,6 +368,7 @@ class FastPath(Feature):
             packed = pack_rows(*layout, whole=whole)
         self.speed.uses[SpeedPart.SHARED_PROMPTS] += sum(len(pack) - 1 for pack in packs if pack)
         if packed.row_counts is not None and self.trainer.router_balance is not None:
+            # It reads the router in this forward, and weighs each token by the rows that contain it.
             self.trainer.router_balance.row_counts = packed.row_counts
         log_probs, entropies, _ = self._score_packed(model, packed, tokens.compute_entropy)
         if entropies is not None:
@@ -348,7 +378,12 @@ class FastPath(Feature):
     def _log_probs(self, model: PreTrainedModel, packed: Packed) -> torch.Tensor:
         return self._score_packed(model, packed, False)[0]
 
-    def _score_packed(self, model: PreTrainedModel, packed: Packed, compute_entropy: bool) -> ScoredTokens:
+    def _score_packed(
+        self,
+        model: PreTrainedModel,
+        packed: Packed,
+        compute_entropy: bool,
+    ) -> ScoredTokens:
         """Score the targets, `(1, n)`, with TRL's function: the model in it runs the packs, not the ids TRL passes."""
         unwrapped = self.trainer.accelerator.unwrap_model(model)
         backbone = without_adapters(unwrapped).base_model
@@ -358,7 +393,12 @@ class FastPath(Feature):
         if hasattr(unwrapped.config.get_text_config(), "output_router_logits"):
             packs["output_router_logits"] = False  # a configuration may ask for a loss that expects a plain mask
 
-        def run(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
+        def run(
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            labels: torch.Tensor,
+            **kwargs: Any,
+        ) -> Any:
             prompts_first = nullcontext()
             if packed.prompts:
                 prompts_first = packed.prompts.run_first(backbone)
@@ -366,8 +406,11 @@ class FastPath(Feature):
             with prompts_first, scored_only(backbone, packed):
                 return model(**packs, shift_labels=packed.targets, **kwargs)
 
-        ids = packed.targets.new_zeros(1, packed.targets.size(1) + 1)  # of the shape that TRL is to expect
-        tokens = TokenBatch(ids, torch.ones_like(ids), packed.targets.size(1), None, compute_entropy)
+        # TRL keeps the last n columns of what the model returns. The ids have the shape that n completion tokens have;
+        # `run` ignores them.
+        count = packed.targets.size(1)
+        ids = packed.targets.new_zeros(1, count + 1)
+        tokens = TokenBatch(ids, torch.ones_like(ids), count, None, compute_entropy)
         return self.trainer.score_as_trl(run, tokens)
 
     # Loss
@@ -406,20 +449,24 @@ class FastPath(Feature):
         """
         trainer = self.trainer
         args = trainer.args
-        choices = {
-            "vLLM generates": args.use_vllm,
-            "continuous batching generates": args.use_transformers_continuous_batching,
-            f"micro_batching is {args.micro_batching!r}": args.micro_batching != "exact",
-            "fast_generation is False": not args.fast_generation,
-        }
-        obstacles = {
-            "ranks with a part of the model each run the same forwards": trainer.in_lockstep,
-            "torch.compile would recompile for every shape": args.torch_compile,
-        }
-        reasons = [reason for reason, holds in (choices | obstacles).items() if holds]
-        reason = next(iter(reasons), self.speed.barred.get(SpeedPart.PROMPTS_ONCE))
+        is_chosen = True  # a user who has switched it off needs no warning
+        if args.use_vllm:
+            reason = "vLLM generates"
+        elif args.use_transformers_continuous_batching:
+            reason = "continuous batching generates"
+        elif args.micro_batching != "exact":
+            reason = f"micro_batching is {args.micro_batching!r}"
+        elif not args.fast_generation:
+            reason = "fast_generation is False"
+        else:
+            is_chosen = False
+            reason = self.speed.barred.get(SpeedPart.PROMPTS_ONCE)
+            if args.torch_compile:
+                reason = "torch.compile would recompile for every shape"
+            if trainer.in_lockstep:
+                reason = "ranks with a part of the model each run the same forwards"
         if reason:
-            self.speed.off(reason, *GENERATION, expected=reason in choices)
+            self.speed.off(reason, *GENERATION, expected=is_chosen)
         if args.use_vllm or args.use_transformers_continuous_batching:
             return nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)

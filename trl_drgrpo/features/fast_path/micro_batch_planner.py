@@ -29,8 +29,8 @@ from trl_drgrpo.features.fast_path.tree_mask import KEY_COST
 Pack = Sequence[int]  # rows behind one copy of their prompt; a row that stands alone is a pack of one
 MicroBatch = Sequence[Pack]
 
-# Weight of the squared width where branches attend apart, so that attention itself costs less: it makes packs of
-# similar widths, which need less padding side by side.
+# Weight of the squared width where branches attend apart, so that attention itself costs less. Without it, one wide
+# pack and a narrow one cost as much as two even ones, which need less padding side by side.
 EVENNESS = 0.25
 
 
@@ -118,10 +118,6 @@ class Costs:
         """Return the padded width of a pack with so many tokens."""
         return -(-tokens // self.multiple) * self.multiple
 
-    def of_attention(self, width: int, pairs: float) -> float:
-        """Return the cost of attention in a padded pack, which has so many pairs where branches attend apart."""
-        return self.pair * (pairs if self.apart else width**2)
-
 
 def pack_length(rows: Sequence[Row], pack: Pack) -> int:
     """Count the tokens of a pack: the prompt, then each completion without its last token; shared prefixes once.
@@ -137,17 +133,11 @@ def pack_length(rows: Sequence[Row], pack: Pack) -> int:
     """
     length = rows[pack[0]].prompt_length
     previous = ()
+    # Sorted by tokens, a row shares the most with the row before it, as in a dictionary.
     for row in sorted((rows[i] for i in pack), key=lambda row: row.inputs):
         length += row.unshared_length - shared_length(previous, row.inputs)
         previous = row.inputs
     return length
-
-
-def _branch_pairs(row: Row, tokens: int) -> int:
-    """Return the cost in pairs of the last tokens of a row, as a block of their own."""
-    if tokens == 0:
-        return 0
-    return (tokens + KEY_COST) * (row.prompt_length + row.unshared_length)
 
 
 def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -158,7 +148,12 @@ def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     return min(len(a), len(b))
 
 
-def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: Costs = Costs()) -> list[MicroBatch]:
+def plan_window(
+    rows: Sequence[Row],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs = Costs(),
+) -> list[MicroBatch]:
     """Find the cheapest micro-batches for the rows of one optimizer step.
 
     Args:
@@ -183,16 +178,20 @@ def plan_window(rows: Sequence[Row], slots: int | None, budget: Budget, costs: C
 
     ```
     """
-    live = [i for i, row in enumerate(rows) if row.live and (row.completion_length > 0 or row.runs_last)]
+    live = []
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        runs = row.completion_length > 0 or row.runs_last
+        if row.live and runs:
+            live.append(i)
+            groups[row.prompt].append(i)
     if not live:
         return []
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i in live:
-        groups[rows[i].prompt].append(i)
     # Wide packs share the most but may not fit into the slots: then packs half as wide are tried, and so on. Rows
     # alone, which come last, fit wherever TRL's own micro-batches do.
-    packs_side_by_side = [2**k for k in range(budget.rows.bit_length())] if costs.share_prompts else []
-    for side_by_side in packs_side_by_side:
+    halvings = budget.rows.bit_length() if costs.share_prompts else 0
+    for halving in range(halvings):
+        side_by_side = 2**halving
         widest = min(budget.tokens // side_by_side, math.isqrt(costs.most_pairs(budget) // side_by_side))
         packs: list[Pack] = []
         for group in groups.values():
@@ -210,10 +209,16 @@ def processed_tokens(rows: Sequence[Row], batch: MicroBatch, costs: Costs) -> in
     """Count the padded tokens of the forward of a micro-batch."""
     if not batch:
         return 0
-    return len(batch) * costs.width(max(pack_length(rows, pack) for pack in batch))
+    longest = max(pack_length(rows, pack) for pack in batch)
+    return len(batch) * costs.width(longest)
 
 
-def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: Costs) -> list[Pack]:
+def _cheapest_packs(
+    rows: Sequence[Row],
+    group: list[int],
+    widest: int,
+    costs: Costs,
+) -> list[Pack]:
     """Cut the rows of one prompt into packs of this width at most (or of one row) at the least cost.
 
     Packs are neighbors in one of two orders: longest first, or sorted by tokens, so that rows with a common prefix
@@ -224,7 +229,7 @@ def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: C
     by_tokens = sorted(group, key=lambda i: rows[i].inputs)
     shared = _shared_tokens(rows, by_tokens)
     cost, packs = _cheapest_cut(rows, by_length, shared, widest, costs)
-    if any(shared.values()):
+    if any(shared.values()):  # else there is no prefix to bring together
         cost_by_tokens, packs_by_tokens = _cheapest_cut(rows, by_tokens, shared, widest, costs)
         if cost_by_tokens < cost:
             return packs_by_tokens
@@ -232,11 +237,14 @@ def _cheapest_packs(rows: Sequence[Row], group: list[int], widest: int, costs: C
 
 
 def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int, int], int]:
-    """Return the common prefix of any two of the rows, which are sorted by their tokens."""
-    of_neighbors = [shared_length(rows[a].inputs, rows[b].inputs) for a, b in itertools.pairwise(by_tokens)]
+    """Return the length of the common prefix of any two of the rows, which are sorted by their tokens."""
+    of_neighbors = []
+    for a, b in itertools.pairwise(by_tokens):
+        of_neighbors.append(shared_length(rows[a].inputs, rows[b].inputs))
     shared = {}
     for first, a in enumerate(by_tokens):
-        # Two sorted rows share the least that any neighbors between them share.
+        # Two sorted rows share the least that any neighbors between them share. So a group of n rows is compared n - 1
+        # times, not n * (n - 1) / 2 times.
         lengths = itertools.accumulate(of_neighbors[first:], min)
         for b, length in zip(by_tokens[first + 1 :], lengths, strict=True):
             shared[a, b] = length
@@ -245,7 +253,11 @@ def _shared_tokens(rows: Sequence[Row], by_tokens: list[int]) -> dict[tuple[int,
 
 
 def _cheapest_cut(
-    rows: Sequence[Row], order: list[int], shared: dict[tuple[int, int], int], widest: int, costs: Costs
+    rows: Sequence[Row],
+    order: list[int],
+    shared: dict[tuple[int, int], int],
+    widest: int,
+    costs: Costs,
 ) -> tuple[float, list[Pack]]:
     """Cut the rows of one prompt, in this order, into packs at the least cost; return the cost and the packs.
 
@@ -254,26 +266,30 @@ def _cheapest_cut(
     """
     best: list[tuple[float, int]] = [(0.0, 0)]  # for the first k rows: the cost, and the start of the last pack
     prefix = [0] * len(order)  # for each row: the most tokens that it shares with a later one, up to `end`
+    prompt_length = rows[order[0]].prompt_length
     for end in range(1, len(order) + 1):
         options = []
-        length = rows[order[0]].prompt_length
-        pairs_of_prompt = length**2 / 2
-        pairs_of_branches = 0
+        length = prompt_length
+        pairs = prompt_length**2 / 2  # causal attention leaves out half of them
         # The pack grows backwards from `end`, so that its length and pairs are sums, not computed anew.
         for start in reversed(range(end)):
-            row = order[start]
-            prefix[start] = max(prefix[start], shared[row, order[end - 1]]) if start < end - 1 else 0
-            new_tokens = rows[row].unshared_length - prefix[start]
+            row = rows[order[start]]
+            is_alone = start == end - 1
+            if not is_alone:  # the last row of the pack is a later one now, too
+                prefix[start] = max(prefix[start], shared[order[start], order[end - 1]])
+            new_tokens = row.unshared_length - prefix[start]
             length += new_tokens
-            pairs_of_branches += _branch_pairs(rows[row], new_tokens)
+            if new_tokens:  # a block of its own, as in `tree_mask.py`
+                pairs += (new_tokens + KEY_COST) * (prompt_length + row.unshared_length)
             width = costs.width(length)
-            is_alone = end - start == 1
             if width > widest and not is_alone:
-                continue
-            pairs = length**2 / 2 if is_alone else min(pairs_of_prompt + pairs_of_branches, length**2)
-            cost = width + costs.of_attention(width, pairs)
-            if costs.apart:
-                cost += EVENNESS * costs.pair * width**2
+                continue  # the pack gets no narrower, but the prefixes of the rows before it must hear of this `end`
+            if not costs.apart:
+                cost = width + costs.pair * width**2
+            else:
+                # A row alone attends causally. At worst, a pack is one block, which computes every pair.
+                pairs_apart = length**2 / 2 if is_alone else min(pairs, length**2)
+                cost = width + costs.pair * pairs_apart + EVENNESS * costs.pair * width**2
             options.append((best[start][0] + cost, start))
         best.append(min(options))
     packs = []
@@ -286,24 +302,39 @@ def _cheapest_cut(
 
 
 def _cut_into_batches(
-    rows: Sequence[Row], packs: list[Pack], slots: int | None, budget: Budget, costs: Costs
+    rows: Sequence[Row],
+    packs: list[Pack],
+    slots: int | None,
+    budget: Budget,
+    costs: Costs,
 ) -> list[MicroBatch] | None:
     """Cut the packs, longest first, into micro-batches at the least cost; return `None` where they do not fit."""
     lengths = [costs.width(pack_length(rows, pack)) for pack in packs]
+    # Ties are broken by the rows themselves, so that the plan does not depend on how the packs were found.
     order = sorted(range(len(packs)), key=lambda i: (-lengths[i], *packs[i]))
     widths = np.array([max(lengths[i], 1) for i in order], dtype=np.float64)
     # Packs that fit side by side, when this pack is the first of them and so the widest.
-    fits = np.minimum(budget.tokens // widths, max(costs.most_pairs(budget), 1) // widths**2)
-    fits = np.clip(fits, 1, len(order)).astype(np.int64)
-    # Branches that attend apart cost the same in whatever micro-batch they are.
-    prices = widths if costs.apart else widths + costs.pair * widths**2
+    fits_tokens = budget.tokens // widths
+    fits_pairs = max(costs.most_pairs(budget), 1) // widths**2
+    fits = np.minimum(fits_tokens, fits_pairs).clip(1, len(order)).astype(np.int64)
+    prices = widths
+    if not costs.apart:  # else attention costs the same in whatever micro-batch the branches are
+        prices = widths + costs.pair * widths**2
     ends = _cheapest_ends(prices, fits, costs.forward, slots or len(order))
     if ends is None:
         return None
-    return [[packs[i] for i in order[start:end]] for start, end in itertools.pairwise(ends)]
+    batches = []
+    for start, end in itertools.pairwise(ends):
+        batches.append([packs[i] for i in order[start:end]])
+    return batches
 
 
-def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: int) -> list[int] | None:
+def _cheapest_ends(
+    prices: np.ndarray,
+    fits: np.ndarray,
+    forward: float,
+    slots: int,
+) -> list[int] | None:
     """Find the ends of micro-batches, after a first 0, at the least cost; `None` where packs need more slots.
 
     A micro-batch costs the price of its first pack, times its packs, and `forward`. Prices fall and fits rise along
@@ -327,6 +358,7 @@ def _cheapest_ends(prices: np.ndarray, fits: np.ndarray, forward: float, slots: 
     while True:
         price = (cost(few) - cost(many)) / (len(many) - len(few))  # at which both cost the same
         ends = _priced_ends(prices, fits, price)
+        # Equal costs are summed in another order, so they differ by rounding. Without the margin the loop may not end.
         if cost(ends, price) > (1 - 1e-12) * cost(few, price):
             # Nothing is cheaper at this price, so any mixture is as good: `many` up to a common place, then `few`.
             missing = slots + 1 - len(few)
@@ -345,16 +377,20 @@ def _priced_ends(prices: np.ndarray, fits: np.ndarray, forward: float) -> list[i
     start * prices[start]`, it needs only `end * prices[start]` added, for all starts in one numpy operation.
     """
     count = len(prices)
-    first_starts = np.searchsorted(np.arange(count) + fits, np.arange(count + 1))  # of the largest that ends there
+    # For each end, the start of the largest micro-batch that ends there. `start + fits[start]` rises, so it can be
+    # searched.
+    first_starts = np.searchsorted(np.arange(count) + fits, np.arange(count + 1))
     partial_costs = np.zeros(count)
     total = 0.0
     best_starts = np.zeros(count + 1, dtype=np.int64)
     for end in range(1, count + 1):
+        first = first_starts[end]
         partial_costs[end - 1] = total - (end - 1) * prices[end - 1]
-        options = partial_costs[first_starts[end] : end] + end * prices[first_starts[end] : end]
+        options = partial_costs[first:end] + end * prices[first:end]
         best = int(options.argmin())
-        best_starts[end] = first_starts[end] + best
+        best_starts[end] = first + best
         total = float(options[best] + forward)
+    # Walk back from the last end to the first start.
     ends = [count]
     while ends[-1]:
         ends.append(int(best_starts[ends[-1]]))

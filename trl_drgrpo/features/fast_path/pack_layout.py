@@ -13,8 +13,8 @@ Where layers hold a running state, a later branch would go on from the state of 
 themselves and each completion is a row that starts from the states of its prompt (`branches.py`).
 
 The last token of a completion predicts nothing and does not run, unless every token counts in a loss of its own
-(`router_balance.py`). One position may predict several tokens, where a
-branch follows. A token that several rows share is scored once, and their gradients add up there.
+(`router_balance.py`). One position may predict several tokens, where a branch follows. A token that several rows share
+is scored once, and their gradients add up there.
 
 Either way a token's log-probability is the same function of the weights as in its padded row (math.md, section 4).
 
@@ -68,15 +68,24 @@ class MaskForm:
         """
         windowed = None
         if self.window is not None:
+            # Depths, not columns: on the way to a token stand the tokens of other branches, which it does not see.
             distance = positions[:, None, :, None] - positions[:, None, None, :]
             windowed = self._finished(tree & (distance < self.window), ends, is_windowed=True)
-        if not self.kinds:
-            return self._finished(tree, ends) if windowed is None else windowed
+            if not self.kinds:
+                return windowed
         full = self._finished(tree, ends)
+        if not self.kinds:
+            return full
         return {kind: windowed if kind == "sliding_attention" else full for kind in self.kinds}
 
-    def _finished(self, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> torch.Tensor:
+    def _finished(
+        self,
+        mask: torch.Tensor,
+        ends: Sequence[Sequence[int]],
+        is_windowed: bool = False,
+    ) -> torch.Tensor:
         if self.additive:
+            # The lowest number and not -inf, as in transformers' own eager masks.
             lowest = torch.finfo(torch.float32).min
             return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, lowest)
         if attends_apart(mask.device.type):
@@ -132,15 +141,16 @@ def scored_only(backbone: torch.nn.Module, packed: Packed) -> Iterator[None]:
     """Make the backbone return only the positions that predict a token, `(1, n, hidden)` instead of `(N, W, hidden)`,
     inside the block."""
 
-    def cut(module: torch.nn.Module, arguments: tuple[object, ...], output: BackboneOutput) -> BackboneOutput:
+    def cut(
+        module: torch.nn.Module,
+        arguments: tuple[object, ...],
+        output: BackboneOutput,
+    ) -> BackboneOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[packed.predictors].unsqueeze(0)
         return output
 
-    hook = backbone.register_forward_hook(cut)
-    try:
+    with backbone.register_forward_hook(cut):  # a handle that removes the hook at the end of the block
         yield
-    finally:
-        hook.remove()
 
 
 def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None, whole: bool = False) -> list[Row]:
@@ -150,8 +160,10 @@ def rows_of(tokens: TokenBatch, live: Sequence[bool] | None = None, whole: bool 
     The key of a prompt is its tokens: rows with equal prompts may share one, whatever dataset row they come from.
     """
     prompt_width = tokens.input_ids.size(1) - tokens.completion_width
+    ids_of_rows = tokens.input_ids.tolist()
+    masks = tokens.attention_mask.tolist()
     rows = []
-    for number, (ids, mask) in enumerate(zip(tokens.input_ids.tolist(), tokens.attention_mask.tolist(), strict=True)):
+    for number, (ids, mask) in enumerate(zip(ids_of_rows, masks, strict=True)):
         prompt = tuple(itertools.compress(ids[:prompt_width], mask))
         completion = tuple(itertools.compress(ids[prompt_width:], mask[prompt_width:]))
         is_live = live is None or live[number]
@@ -188,15 +200,18 @@ def pack_rows(
         lines = [Line(pack, rows) for pack in batch]
     else:
         lines = [Line((0,), [Row(tuple(tokens.input_ids[0, -2:].tolist()), 2, 0)])]
-    width = -(-max(len(line.ids) for line in lines) // multiple) * multiple
+    widest = max(len(line.ids) for line in lines)
+    width = -(-widest // multiple) * multiple
 
     places_of_row = {}
     if batch:
         for number, line in enumerate(lines):
             for row, places in line.predictors.items():
-                places_of_row[row] = [number * width + place for place in places]
+                places_of_row[row] = [number * width + place for place in places]  # in `(N, W)` read as one line
 
     packed_ids = torch.tensor([line.ids + [pad_token_id] * (width - len(line.ids)) for line in lines])
+    # Ones for padding, too: it stands behind all tokens, where causal attention does not look. Without a zero in the
+    # mask, transformers makes none, and attention keeps its fast kernel.
     packed_mask: Any = torch.ones_like(packed_ids, device=device)
     positions = None
     if any(line.branches for line in lines):
@@ -221,7 +236,10 @@ def pack_rows(
 
 
 def packed_with_scores(
-    tokens: TokenBatch, rows: Sequence[Row], places_of_row: Mapping[int, Sequence[int]], **inputs: Any
+    tokens: TokenBatch,
+    rows: Sequence[Row],
+    places_of_row: Mapping[int, Sequence[int]],
+    **inputs: Any,
 ) -> Packed:
     """Return the inputs of a forward with where the log-probabilities come out.
 
@@ -242,8 +260,10 @@ def packed_with_scores(
     sources = torch.zeros(is_token.shape, dtype=torch.long)
     scored = torch.zeros_like(is_token)
     for row, row_scores in scores_of_row.items():
-        sources[row, is_token[row]] = torch.tensor([place_of_score[score] for score in row_scores], dtype=torch.long)
+        places = [place_of_score[score] for score in row_scores]
+        sources[row, is_token[row]] = torch.tensor(places, dtype=torch.long)
         scored[row] = is_token[row]
+    # With nothing to score, one position predicts no token: the forward still has a gradient, of zeros.
     predictors, targets = torch.tensor(scores or [(0, IGNORED)]).T
     device = tokens.input_ids.device
     return Packed(
@@ -274,12 +294,14 @@ class Line:
         self.last_places: list[int] = []
         path = list(range(prompt_length))  # places of the tokens of the row, from the root
         previous = ()
-        # In the order of their tokens each row shares the most with the row before it, so one path is enough.
+        # In the order of their tokens each row shares the most with the row before it, so one path is enough. Prompt
+        # p q with the completions 5 6 7 and 5 8 9 becomes p q 5 6 8 (the last tokens do not run), with the depths
+        # 0 1 2 3 3 and the ends 5 5 5 4 5.
         for row in sorted(pack, key=lambda row: rows[row].inputs):
             inputs = rows[row].inputs
             shared = shared_length(previous, inputs)
             branch_start = prompt_length + shared
-            self._end(path[branch_start:])
+            self._end(path[branch_start:])  # nothing follows there any more
             branch = inputs[shared:]
             path = path[:branch_start] + list(range(len(self.ids), len(self.ids) + len(branch)))
             self.ids += branch

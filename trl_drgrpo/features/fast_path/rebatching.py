@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from trl_drgrpo.features.fast_path.noise import without_noise
 from trl_drgrpo.features.fast_path.pack_layout import Packed, pack_rows
-from trl_drgrpo.features.fast_path.sharing import AGREEMENT, FAILURES, computing_dtype
+from trl_drgrpo.features.fast_path.sharing import FAILURES, agreement
 from trl_drgrpo.upstream.batches import TokenBatch
 from trl_drgrpo.upstream.kv_cache import selects_tokens
 
@@ -42,7 +42,8 @@ def why_not_rebatched(
     if selects_tokens(model.config):
         return "its attention selects tokens by an index, which depends on the width of a batch"
     tokens = _rows(model.config.get_text_config().vocab_size, model.device)
-    packed = pack_rows(tokens, [(row,) for row in range(len(PROMPT_TOKENS))])  # each row alone
+    rows_alone = [(row,) for row in range(len(PROMPT_TOKENS))]
+    packed = pack_rows(tokens, rows_alone)
     positions = (tokens.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     with torch.no_grad(), without_noise(model):
         try:
@@ -53,20 +54,25 @@ def why_not_rebatched(
     expected = expected[packed.scored]
     actual = actual[packed.scored]
     difference = (actual - expected).abs().max().item()
+    # The scale of what is allowed: how far the log-probabilities of this model lie apart.
     spread = (expected - expected.mean()).abs().max().item()
-    allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * spread
-    if not difference <= allowed:  # written so that NaN on either side refuses as well
+    # Written so that NaN on either side refuses as well.
+    if not difference <= agreement(model, dtype) * spread:
         return f"what a row computes depends on its padding (log-probabilities differ by {difference:.1e})"
     return None
 
 
 def _rows(vocabulary: int, device: torch.device) -> TokenBatch:
     """Return random rows in TRL's layout."""
+    prompt_lengths = torch.tensor(PROMPT_TOKENS)[:, None]
+    completion_lengths = torch.tensor(COMPLETION_TOKENS)[:, None]
     prompt_width = max(PROMPT_TOKENS)
     completion_width = max(COMPLETION_TOKENS)
+    # A generator of its own: the test must not move on that of the run.
+    generator = torch.Generator().manual_seed(0)
     shape = (len(PROMPT_TOKENS), prompt_width + completion_width)
-    ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-    is_prompt = torch.arange(prompt_width) >= prompt_width - torch.tensor(PROMPT_TOKENS)[:, None]
-    is_completion = torch.arange(completion_width) < torch.tensor(COMPLETION_TOKENS)[:, None]
+    ids = torch.randint(vocabulary, shape, generator=generator)
+    is_prompt = torch.arange(prompt_width) >= prompt_width - prompt_lengths
+    is_completion = torch.arange(completion_width) < completion_lengths
     mask = torch.cat([is_prompt, is_completion], dim=1).long()
     return TokenBatch(ids.to(device), mask.to(device), completion_width)

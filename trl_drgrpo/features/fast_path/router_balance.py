@@ -66,7 +66,7 @@ class RouterBalance(Feature):
         vocabulary = model.config.get_text_config().vocab_size
         ids = torch.arange(24, device=self.trainer.accelerator.device).view(2, 12) % vocabulary
         mask = torch.ones_like(ids)
-        mask[0, :5] = 0
+        mask[0, :5] = 0  # padding, which must not count
         tokens = TokenBatch(ids, mask, 4, options={"compute_aux_loss": True})
         self._counts = _Counts(self._experts_per_token)
         with torch.no_grad(), without_noise(model), self._recording(model, mask):
@@ -95,6 +95,7 @@ class RouterBalance(Feature):
         """Score tokens. In training, the loss is that of this module where TRL asks for its own."""
         if self._counts is None and self._expert_weights is None:
             return score(model, tokens)
+        # TRL must not ask the model for its loss: with packs, the model would compute it with a mask of another shape.
         tokens = replace(tokens, options={**tokens.options, "compute_aux_loss": False})
         with self._recording(model, tokens.attention_mask):
             log_probs, entropies, _ = score(model, tokens)
@@ -112,25 +113,26 @@ class RouterBalance(Feature):
             return args, {**kwargs, "output_router_logits": True}
 
         def read(module: Any, args: Any, output: Any) -> None:
-            for logits in output.router_logits:
+            for logits in output.router_logits:  # one per layer
                 self._read_layer(logits.flatten(0, -2), self.row_counts.reshape(-1).to(logits.device))
 
-        hooks = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(read)]
-        try:
+        before = backbone.register_forward_pre_hook(ask, with_kwargs=True)
+        after = backbone.register_forward_hook(read)
+        with before, after:
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _read_layer(self, logits: torch.Tensor, row_counts: torch.Tensor) -> None:
         # TRL's are of the dtype of the model. In float32 at least, packs and padded rows agree more often on ties.
         probabilities = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        # A token that several rows of a pack share counts once for each of them, and padding 0 times.
         of_experts = row_counts.to(probabilities.dtype) @ probabilities  # (N,)
         if self._counts is not None:
             self._counts.add(probabilities, row_counts, of_experts)
         elif self._expert_weights is not None:
             loss = of_experts @ self._expert_weights.to(of_experts)
-            self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+            if self._loss is not None:  # of earlier layers, which may be on another device
+                loss = self._loss + loss.to(self._loss.device)
+            self._loss = loss
 
     @contextmanager
     def counting(self, micro_batches: Sequence[Any]) -> Iterator[None]:
@@ -146,6 +148,7 @@ class RouterBalance(Feature):
             counts = self._counts
         finally:
             self._counts = None
+        # Shares of the experts are those of all ranks: a batch is one, however many processes make it.
         accelerator = self.trainer.accelerator
         totals: Any = accelerator.reduce(counts.totals, "sum")
         weights = counts.weights(totals, len(micro_batches) * accelerator.num_processes)
@@ -166,13 +169,19 @@ class _Counts:
         self.totals = torch.zeros(0, dtype=torch.int64)
         self.probabilities = torch.zeros(0)
 
-    def add(self, probabilities: torch.Tensor, row_counts: torch.Tensor, of_experts: torch.Tensor) -> None:
+    def add(
+        self,
+        probabilities: torch.Tensor,
+        row_counts: torch.Tensor,
+        of_experts: torch.Tensor,
+    ) -> None:
         """Add the tokens of a layer in one forward: `(tokens, N)`, `(tokens,)`, and their product `(N,)`."""
-        choices = probabilities.topk(self._experts_per_token, dim=-1).indices
+        choices = probabilities.topk(self._experts_per_token, dim=-1).indices  # (tokens, k)
+        counts_of_choices = row_counts.repeat_interleave(self._experts_per_token)
         totals = row_counts.new_zeros(probabilities.size(-1) + 1)
-        totals.index_add_(0, choices.flatten(), row_counts.repeat_interleave(self._experts_per_token))
+        totals.index_add_(0, choices.flatten(), counts_of_choices)
         totals[-1] = row_counts.sum()
-        if not len(self.totals):
+        if not len(self.totals):  # the number of experts is known from the first layer on
             self.totals = torch.zeros_like(totals)
             self.probabilities = torch.zeros_like(of_experts)
         self.totals += totals.to(self.totals.device)
@@ -188,5 +197,6 @@ class _Counts:
         """
         choices = totals[:-1].to(self.probabilities.dtype)
         tokens = totals[-1].to(self.probabilities.dtype)
+        # A token is counted once per layer, so the mean is over tokens and layers, as in transformers.
         frequencies = choices / tokens
         return len(choices) * frequencies / (tokens / micro_batches)

@@ -65,7 +65,12 @@ _WINDOWS_BY_PLACE = ("window_size", "attention_window_size", "attention_window",
 TESTED_WINDOW = 17  # tokens: shorter than the rows, and it begins within prompts as well as within completions
 
 
-def costs_of(config: "PreTrainedConfig", device: str, share_prompts: bool, multiple: int = 1) -> Costs:
+def costs_of(
+    config: "PreTrainedConfig",
+    device: str,
+    share_prompts: bool,
+    multiple: int = 1,
+) -> Costs:
     """Return the cost model for the plans of a model on a type of device (`"cpu"`, `"cuda"`)."""
     speeds = DEVICES.get(device, ELSEWHERE)
     pair = speeds.attention * relative_pair_cost(config)
@@ -93,10 +98,13 @@ def relative_pair_cost(config: "PreTrainedConfig") -> float:
         width = text.hidden_size
         heads = getattr(text, "num_attention_heads", None) or 1
         head_width = getattr(text, "head_dim", None) or width // heads
+        key_value_heads = getattr(text, "num_key_value_heads", None) or heads
         attention = heads * head_width
-        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_width
+        key_value = key_value_heads * head_width
         inner = getattr(text, "intermediate_size", None) or 4 * width
-        return 2 * attention / (2 * width * (attention + key_value) + 3 * width * inner)
+        # Weights of the four projections of attention, and of a gated feed-forward layer.
+        weights = 2 * width * (attention + key_value) + 3 * width * inner
+        return 2 * attention / weights
     except Exception:  # configurations refuse in many ways, some per layer; an estimate is not worth a run
         return 1 / (8 * 1024)
 
@@ -127,13 +135,18 @@ def mask_form(config: "PreTrainedConfig") -> MaskForm | str:
     implementation = getattr(config, "_attn_implementation", None) or "sdpa"
     if implementation not in ("sdpa", "eager"):
         return f"its attention is {implementation!r}; a block mask needs 'sdpa' or 'eager'"
-    is_of_kinds = "sliding_attention" in kinds
-    is_windowed = is_of_kinds or not kinds
-    return MaskForm(window if is_windowed else None, kinds if is_of_kinds else (), implementation == "eager")
+    is_additive = implementation == "eager"
+    if "sliding_attention" in kinds:
+        return MaskForm(window, kinds, is_additive)
+    if kinds:  # a configuration may hold a window that none of its layers has
+        return MaskForm(additive=is_additive)
+    return MaskForm(window, additive=is_additive)
 
 
 def why_not_shared(
-    model: "PreTrainedModel", log_probs: Callable[[Packed], torch.Tensor], dtype: torch.dtype | None = None
+    model: "PreTrainedModel",
+    log_probs: Callable[[Packed], torch.Tensor],
+    dtype: torch.dtype | None = None,
 ) -> str | None:
     """Return the reason why completions cannot share a prompt in this model; `None` when they can.
 
@@ -153,6 +166,7 @@ def why_not_shared(
     text = model.config.get_text_config()
     shorter_window = nullcontext()
     if form.window is not None:
+        # Models read their window in every forward, to make the mask of the rows alone.
         shorter_window = swapped(text, sliding_window=TESTED_WINDOW)
         form = replace(form, window=TESTED_WINDOW)
     with torch.no_grad(), without_noise(model), shorter_window:
@@ -160,19 +174,25 @@ def why_not_shared(
             difference, control = _self_test(text.vocab_size, model.device, log_probs, form)
         except FAILURES as error:
             return f"it fails with a block mask ({type(error).__name__}: {error})"
-    allowed = AGREEMENT.get(computing_dtype(model, dtype), 0.1) * control
-    if not difference <= allowed:  # written so that NaN on either side refuses as well
+    # Written so that NaN on either side refuses as well.
+    if not difference <= agreement(model, dtype) * control:
         return f"packed and single rows differ by {difference:.1e} (without a block mask: by {control:.1e})"
     return None
 
 
-def computing_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that a model computes in: `dtype`, or that of its weights."""
-    return dtype or next(p.dtype for p in model.parameters() if p.is_floating_point())
+def agreement(model: torch.nn.Module, dtype: torch.dtype | None) -> float:
+    """Return the share of a control's difference that is allowed in a model that computes in `dtype`, or in the dtype
+    of its weights."""
+    if dtype is None:
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return AGREEMENT.get(dtype, 0.1)  # 0.1 for one with fewer bits than those of the table
 
 
 def _self_test(
-    vocabulary: int, device: torch.device, log_probs: Callable[[Packed], torch.Tensor], form: MaskForm
+    vocabulary: int,
+    device: torch.device,
+    log_probs: Callable[[Packed], torch.Tensor],
+    form: MaskForm,
 ) -> tuple[float, float]:
     """Return the largest difference of packed rows from rows alone, and that of the control."""
     rows = len(COMPLETION_TOKENS)
@@ -181,7 +201,8 @@ def _self_test(
     ids = torch.randint(vocabulary, (rows, PROMPT_TOKENS + width), generator=generator)
     ids[:, :PROMPT_TOKENS] = ids[0, :PROMPT_TOKENS]
     for row, (parent, tokens) in FORKS.items():
-        ids[row, : PROMPT_TOKENS + tokens] = ids[parent, : PROMPT_TOKENS + tokens]
+        fork = PROMPT_TOKENS + tokens
+        ids[row, :fork] = ids[parent, :fork]
     ends = PROMPT_TOKENS + torch.tensor(COMPLETION_TOKENS)
     mask = (torch.arange(ids.size(1)) < ends[:, None]).long()
 

@@ -34,12 +34,17 @@ def in_words(facts: Mapping[str, str]) -> str:
 
     ```
     """
+    # Parts that are off for the same reason share a phrase.
     parts_of: dict[str, list[str]] = {}
     for part, reason in facts.items():
         parts_of.setdefault(reason, []).append(part)
-    used = parts_of.pop("yes", [])
-    without = [f"without {', '.join(parts)}: {reason}" for reason, parts in parts_of.items()]
-    return "; ".join([", ".join(used), *without] if used else without)
+    phrases = []
+    used = parts_of.pop("yes", None)
+    if used:
+        phrases.append(", ".join(used))
+    for reason, parts in parts_of.items():
+        phrases.append(f"without {', '.join(parts)}: {reason}")
+    return "; ".join(phrases)
 
 
 GENERATION = (SpeedPart.PROMPTS_ONCE, SpeedPart.GROUP_CACHE, SpeedPart.RECORDED_STEPS, SpeedPart.DROPPED_ROWS)
@@ -98,6 +103,7 @@ class Speed:
         """
         self._reasons |= dict.fromkeys(parts, reason)
         line = f"Fast path without {', '.join(parts)}: {reason}."
+        # Reasons are found anew in every generation. A line is said once.
         if line in self._said:
             return
         self._said.add(line)

@@ -36,23 +36,25 @@ def cut_into_blocks(ends: Sequence[int]) -> list[range]:
 
     ```
     """
-    whole = range(len(ends))
-    stem = range(next((place for place in whole if ends[place] != len(ends)), len(ends)))
+    pack = range(len(ends))
+    # The stem ends before the first token that some of the later ones do not follow.
+    stem = range(next((place for place in pack if ends[place] != len(ends)), len(ends)))
     branches: list[range] = []
     place = len(stem)
     while place < len(ends):
         branch = range(place, ends[place])
         place = branch.stop
-        previous = branches[-1] if branches else range(0)
-        together = range(previous.start, branch.stop)
-        if previous and _cost(together, stem) <= _cost(previous, stem) + _cost(branch, stem):
-            branches[-1] = together
-        else:
-            branches.append(branch)
+        if branches:
+            previous = branches[-1]
+            together = range(previous.start, branch.stop)
+            if _cost(together, stem) <= _cost(previous, stem) + _cost(branch, stem):
+                branches[-1] = together
+                continue
+        branches.append(branch)
     # The stem gathers no keys, and causal attention leaves out half of its pairs.
     cost_of_blocks = len(stem) ** 2 // 2 + BLOCK_COST + sum(_cost(branch, stem) for branch in branches)
-    if branches and _cost(whole, range(0)) <= cost_of_blocks:
-        return [whole]
+    if branches and _cost(pack, range(0)) <= cost_of_blocks:
+        return [pack]
     return [stem, *branches]
 
 
@@ -77,7 +79,12 @@ class TreeMask(torch.Tensor):
     blocks: list[list[tuple[range, torch.Tensor | None]]]  # of each pack, with their masks; a chain has none
 
     @classmethod
-    def of(cls, mask: torch.Tensor, ends: Sequence[Sequence[int]], is_windowed: bool = False) -> "TreeMask":
+    def of(
+        cls,
+        mask: torch.Tensor,
+        ends: Sequence[Sequence[int]],
+        is_windowed: bool = False,
+    ) -> "TreeMask":
         """Make a mask that knows its blocks.
 
         Args:
@@ -90,6 +97,7 @@ class TreeMask(torch.Tensor):
         tree.blocks = []
         for pack_mask, pack_ends in zip(mask, ends, strict=True):
             stem, *branches = cut_into_blocks(pack_ends)
+            # A stem with branches behind it is a chain. A pack in one block is one if every token follows each other.
             is_chain = bool(branches) or min(pack_ends) == len(pack_ends)
             stem_mask = None
             if is_windowed or not is_chain:
@@ -138,6 +146,7 @@ def _attention_by_blocks(
     for number, blocks in enumerate(attn_mask.blocks):
         sizes = [len(block) for block, _ in blocks]
         sizes.append(width - sum(sizes))  # padding
+        # (1, H, W, D), as the kernel expects it, in pieces along W.
         queries = query[number : number + 1].split(sizes, dim=2)
         keys = key[number : number + 1].split(sizes, dim=2)
         values = value[number : number + 1].split(sizes, dim=2)

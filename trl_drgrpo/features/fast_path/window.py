@@ -67,7 +67,7 @@ class WindowSummary(WindowTotals):
 
 
 def plan_of(inputs: Rollouts) -> MicroBatchPlan | None:
-    """The plan of a micro-batch; `None`: it was not planned."""
+    """Return the plan of a micro-batch; `None`: it was not planned."""
     return inputs.get(PLAN)
 
 
@@ -78,6 +78,7 @@ def windows(slots: int, accumulation: int) -> list[range]:
         slots (`int`): `steps_per_generation`.
         accumulation (`int`): `gradient_accumulation_steps`. Where neither divides the other, each slot stands alone.
     """
+    # 8 slots, 4 to an optimizer step: two windows of 4. With 8 to a step, or 16, all 8 feed the same one.
     size = 1
     if slots % accumulation == 0:
         size = accumulation
@@ -98,13 +99,21 @@ class Window:
     """
 
     def __init__(
-        self, micro_batches: list[Rollouts], *, skip: bool, budget: Budget, costs: Costs, whole: bool = False
+        self,
+        micro_batches: list[Rollouts],
+        *,
+        skip: bool,
+        budget: Budget,
+        costs: Costs,
+        whole: bool = False,
     ):
         self.slots = len(micro_batches)
         self.nominal_rows = micro_batches[0]["completion_ids"].size(0)
         self.inputs = _joined(micro_batches)
         self.loss_tokens: list[int] = trained_mask(self.inputs).sum(dim=1).tolist()
-        live = None if whole else is_live(self.inputs, skip).tolist()
+        live = None
+        if not whole:
+            live = is_live(self.inputs, skip).tolist()
         self.rows = rows_of(token_batch(self.inputs), live, whole)
         self.costs = costs
         self.plan: list[MicroBatch] = planner_for(costs).plan_window(self.rows, self.slots, budget, costs)
@@ -112,16 +121,17 @@ class Window:
     def summary(self) -> WindowSummary:
         """Return numbers for the other ranks: rows and loss tokens of each planned micro-batch, and of the window."""
         batches = []
-        rows_run: set[int] = set()
+        tokens_run = 0
         for batch in self.plan:
             rows = list(chain.from_iterable(batch))
-            rows_run.update(rows)
-            batches.append((len(rows), sum(self.loss_tokens[i] for i in rows)))
+            tokens = sum(self.loss_tokens[i] for i in rows)
+            tokens_run += tokens
+            batches.append((len(rows), tokens))
         return {
             "batches": batches,
             "rows": len(self.rows),
             "loss_tokens": sum(self.loss_tokens),
-            "leaves_out": any(tokens and i not in rows_run for i, tokens in enumerate(self.loss_tokens)),
+            "leaves_out": tokens_run < sum(self.loss_tokens),  # a row runs once or not at all
         }
 
     def micro_batches(self, everyone: list[WindowSummary], keep_slots: bool) -> list[PlannedRollouts]:
@@ -133,15 +143,26 @@ class Window:
                 waiting; else a slot that runs nothing has tensors of no rows.
         """
         batches_of_ranks = [summary["batches"] for summary in everyone]
+        # Every rank uses as many slots as the one with most micro-batches. A window that trains nothing uses one,
+        # which gives gradients of zeros: the optimizer steps there, too.
         used = self.slots
         if not keep_slots:
-            used = max(1, *(len(batches) for batches in batches_of_ranks))
+            used = max(1, *map(len, batches_of_ranks))
         planned = []
         for place in range(used):
-            batch = self.plan[place] if place < len(self.plan) else []
-            sizes = [batches[place] for batches in batches_of_ranks if place < len(batches)]
-            rows = max([1, *(rows for rows, _ in sizes)])
-            planned.append(self._micro_batch(batch, rows, sum(tokens for _, tokens in sizes)))
+            batch = []
+            if place < len(self.plan):
+                batch = self.plan[place]
+            # The same on all ranks: most rows of any (TRL divides by them, so at least 1), and the tokens of all.
+            rows = 1
+            loss_tokens = 0
+            for batches in batches_of_ranks:
+                if place < len(batches):
+                    rows_of_rank, tokens_of_rank = batches[place]
+                    rows = max(rows, rows_of_rank)
+                    loss_tokens += tokens_of_rank
+            planned.append(self._micro_batch(batch, rows, loss_tokens))
+        # Metrics are summed until the last micro-batch of the window says what to divide them by.
         planned[-1]["micro_batch_plan"]["window"] = {
             "slots": self.slots,
             "rows": sum(summary["rows"] for summary in everyone),
@@ -152,21 +173,28 @@ class Window:
 
     def _micro_batch(self, batch: MicroBatch, rows: int, loss_tokens: int) -> PlannedRollouts:
         chosen = list(chain.from_iterable(batch))
-        # All ranks run as many rows in a slot: TRL divides by them, so they must be equal. Fillers have no loss.
+        # All ranks run as many rows in a slot: TRL divides by them, so they must be equal. Fillers are copies of the
+        # first row with masks of 0, so they have no loss.
         fillers = rows - len(chosen)
-        index = torch.tensor(chosen + [0] * fillers, dtype=torch.long, device=self.inputs["completion_ids"].device)
-        prompt_width = max([1, *(self.rows[i].prompt_length for i in index.tolist())])
+        row_numbers = chosen + [0] * fillers
+        index = torch.tensor(row_numbers, dtype=torch.long, device=self.inputs["completion_ids"].device)
+        prompt_width = max([1, *(self.rows[i].prompt_length for i in row_numbers)])
         completion_width = max([1, *(self.rows[i].completion_length for i in chosen)])
-        inputs = {
-            key: _rows(key, values, index, prompt_width, completion_width)
-            for key, values in tensors_of(self.inputs).items()
-        }
-        for key in (*OF_COMPLETIONS, *OF_EITHER):
-            if key in inputs and fillers:
-                inputs[key][len(chosen) :] = 0
+        inputs = {}
+        for key, values in tensors_of(self.inputs).items():
+            if key not in OF_THE_BATCH:
+                values = values[index]  # a copy: fillers are written into it
+                if key in OF_PROMPTS:  # padded on the left
+                    values = values[:, -prompt_width:]
+                elif values.dim() == 2:  # (B, T), padded on the right, or (B, 1)
+                    values = values[:, :completion_width]
+                if fillers and key in (*OF_COMPLETIONS, *OF_EITHER):
+                    values[len(chosen) :] = 0
+            inputs[key] = values
+        # The rows of a pack now stand side by side: packs (7, 2) and (5,) become 0, 1 and 2.
         packs = []
         start = 0
-        for pack in batch:  # the rows of a pack now stand side by side
+        for pack in batch:
             packs.append(list(range(start, start + len(pack))))
             start += len(pack)
         plan: MicroBatchPlan = {
@@ -177,13 +205,13 @@ class Window:
         }
         return PlannedRollouts(**Rollouts(**inputs), micro_batch_plan=plan)
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> dict[str, int]:
         """Count tokens that run, those of them that are no padding, tokens that stock TRL would run, and rows."""
         width = self.inputs["prompt_ids"].size(1) + self.inputs["completion_ids"].size(1)
         packs = list(chain.from_iterable(self.plan))
-        processed_tokens = planner_for(self.costs).processed_tokens
+        planner = planner_for(self.costs)
         return {
-            "processed": sum(processed_tokens(self.rows, batch, self.costs) for batch in self.plan),
+            "processed": sum(planner.processed_tokens(self.rows, batch, self.costs) for batch in self.plan),
             "useful": sum(pack_length(self.rows, pack) for pack in packs),
             "upstream": len(self.rows) * width,
             "rows": len(self.rows),
@@ -225,17 +253,6 @@ def _joined(micro_batches: list[Rollouts]) -> Rollouts:
     return Rollouts(**joined)
 
 
-def _rows(
-    key: str, values: torch.Tensor, index: torch.Tensor, prompt_width: int, completion_width: int
-) -> torch.Tensor:
-    if key in OF_THE_BATCH:
-        return values
-    chosen = values[index]
-    if key in OF_PROMPTS:
-        return chosen[:, -prompt_width:]
-    return chosen[:, :completion_width] if chosen.dim() == 2 else chosen
-
-
 class WindowMetrics:
     """Metrics of TRL's loss that keep their meaning when rows are regrouped and left out.
 
@@ -270,16 +287,19 @@ class WindowMetrics:
         """
         logged = self._logged
         self._logged = []
+        names = dict.fromkeys(chain.from_iterable(metrics for _, _, metrics in logged))
         result = {}
-        for name in dict.fromkeys(name for _, _, metrics in logged for name in metrics):
+        for name in names:
             is_of_clips = name.startswith("clip_ratio/")
             unit = "rows" if is_of_clips and self.clips_rows else "loss_tokens"
             values = []
             weights = []
             for rows, tokens, metrics in logged:
-                values += metrics.get(name, [])
-                weights += [rows if unit == "rows" else tokens] * len(metrics.get(name, []))
-            if name == "aux_loss":
+                weight = rows if unit == "rows" else tokens
+                for value in metrics.get(name, []):
+                    values.append(value)
+                    weights.append(weight)
+            if name == "aux_loss":  # shares, not means (`router_balance.py`): they add up to that of all slots
                 result[name] = [sum(values) / window.get("slots", 1)]
                 continue
             extreme = {"min": min, "max": max}.get(name.rpartition("_")[2])
@@ -290,6 +310,7 @@ class WindowMetrics:
                 if ratios:
                     result[name] = [extreme(ratios)]
                 continue
+            # Rows that were left out count in the mean of the clip ratios. No other metric exists for them.
             total_weight = window[unit] if is_of_clips else sum(weights)
             if is_of_clips or total_weight:  # else nothing was run, so there is no mean
                 total = sum(value * weight for value, weight in zip(values, weights, strict=True))

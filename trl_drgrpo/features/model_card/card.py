@@ -46,13 +46,17 @@ PANELS = {"reward": "mean reward", "process/reward_mean": "mean step reward"}
 PANELS |= {"completions/mean_length": "mean completion length (tokens)"}
 
 
-def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return the points `(step, value)` of each metric of each panel, without lines of fewer than two points."""
-    points_of: dict[str, list[tuple[int, float]]] = {}
+Points = list[tuple[int, float]]  # step and value
+
+
+def curves(history: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
+    """Return the points of each metric of each panel, without lines of fewer than two points."""
+    points_of: dict[str, Points] = {}
     for entry in history:
+        step = entry.get("step", 0)
         for name, value in entry.items():
-            points_of.setdefault(name, []).append((entry.get("step", 0), value))
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+            points_of.setdefault(name, []).append((step, value))
+    panels: dict[str, dict[str, Points]] = {}
     for metric, title in PANELS.items():
         if metric == "reward" and PROCESS_ONLY in points_of:  # an outcome reward that is always 0
             continue
@@ -93,6 +97,7 @@ def write_card(
 
     `metadata`: of TRL's card, repaired in place; further arguments as in [`card_text`].
     """
+    # TRL's card is written first, and gives the metadata; its text is not used.
     _repair(metadata, trainer.unwrapped_model, dataset_name or dataset_id(trainer.train_dataset))
     text = card_text(trainer, readme.parent, dataset_name, optimizers, newest)
     content = f"---\n{redacted(metadata.to_yaml(), vars(trainer.args))}\n---\n{text}"
@@ -123,8 +128,9 @@ def card_text(
     is_drawn = not trainer.is_in_train and draw_curves(history, folder / PICTURE)
     settings = changed_settings(args)
     dataset = trainer.train_dataset
-    evaluation = trainer.eval_dataset
-    splits = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    splits = trainer.eval_dataset
+    if not isinstance(splits, dict):
+        splits = {"": splits}
     example = redacted(example_of(trainer, newest), vars(args))
     values = {
         "name": trainer.hub_model_id or Path(args.output_dir).absolute().name,
@@ -157,7 +163,9 @@ def card_text(
 
 def _size(dataset: Data) -> str | None:
     """Return the number of rows; `None` for a stream, which is not counted."""
-    return f"{len(dataset):,}" if isinstance(dataset, Sized) else None
+    if not isinstance(dataset, Sized):
+        return None
+    return f"{len(dataset):,}"
 
 
 def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | None) -> None:
@@ -173,6 +181,7 @@ def _repair(data: ModelCardData, model: PreTrainedModel, dataset_name: str | Non
         data.datasets = dataset_name
     elif not is_hub_id(data.datasets):
         data.datasets = None
+    # TRL's tags, and those by which the Hub finds adapters.
     tags = set(data.tags or [])
     adapters = getattr(model, "peft_config", None)
     if adapters is not None:
@@ -213,17 +222,22 @@ def base_model_of(model: PreTrainedModel) -> str | None:
     """Return the Hub id of the model that was trained or carries the adapter, or that it was converted from; `None`
     when it is no Hub model."""
     name = getattr(model.config, "_name_or_path", None)
-    return name if is_hub_id(name) else origin_of(name).get("base_model")
+    if is_hub_id(name):
+        return name
+    return origin_of(name).get("base_model")  # of a local folder that was converted or merged
 
 
 def kind_of(model: PreTrainedModel) -> str:
     """Return the class of the model, or of the one that carries the adapter."""
-    base = getattr(model, "get_base_model", None)
-    return type(model if base is None else base()).__name__
+    unwrapped = getattr(model, "get_base_model", None)  # of PEFT
+    if unwrapped is not None:
+        model = unwrapped()
+    return type(model).__name__
 
 
 def dataset_id(dataset: Data) -> str | None:
     """Return the Hub id that the dataset itself reports; `None` for local, generated and streamed data."""
+    # `hf://datasets/<id>@<revision>/<file>`: the address of each file that was downloaded for it.
     checksums = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     for source in checksums:
         name = str(source).partition("hf://datasets/")[2].partition("@")[0]
@@ -261,6 +275,7 @@ def training_rows(trainer: "TrainerProtocol", optimizers: Optimizers) -> Rows:
     """Return optimizer, batch geometry, sampling, and how far the run came (`training.jinja`)."""
     args = trainer.args
     optimizer, scheduler = optimizers
+    # An optimizer of the user's own has rates and decays by group.
     rates = {f"{args.learning_rate:g}"}
     decays = {f"{args.weight_decay:g}"}
     if optimizer is not None:

@@ -68,6 +68,7 @@ def example_row(trainer: "TrainerProtocol", newest: ScoredBatch | None) -> Datas
 
     A stream is not read for this, and environments add to the prompts of the data: there, rows of the newest batch.
     """
+    # The first short prompt, in the order of the data: the same card for the same run.
     rows: Iterable[DatasetRow] = ()
     if hasattr(trainer.train_dataset, "__len__") and trainer.turns.factory is None:
         rows = islice(trainer.train_dataset, _ROWS)
@@ -120,6 +121,7 @@ def _loading(model: PreTrainedModel) -> dict[str, str]:
     values = plain_data(getattr(model.config, "quantization_config", None)) or {}
     if not hasattr(model, "peft_config") or values.get("quant_method") != "bitsandbytes":
         return {}
+    # As code that builds the same configuration.
     arguments = ["load_in_8bit=True"]
     if not values.get("load_in_8bit"):
         arguments = ["load_in_4bit=True"]

@@ -34,6 +34,7 @@ def objective_of(trainer: "TrainerProtocol") -> tuple[list[str], list[str]]:
     """
     args = trainer.args
     scorer = trainer.step_scorer
+    # The templates choose the terms: a setting that has no effect in this run is not named.
     values = {
         "args": args,
         "trainer": trainer,
@@ -55,6 +56,7 @@ def plain_data(value: object) -> Any:
         return {key if type(key) in (str, int) else str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_data(item) for item in value]
+    # The types themselves: a subclass (a text of a library's own, for example) is no plain YAML.
     if value is None or type(value) in (str, int, float, bool):
         return value
     to_dict = getattr(value, "to_dict", None)

@@ -59,6 +59,7 @@ class ModelCard(Feature):
     @contextmanager
     def writing_card(self, arguments: CardArguments) -> Iterator[CardArguments]:
         trainer = self.trainer
+        # An argument that a call leaves out is that of the card before: TRL's own calls name the model alone.
         completed = CardArguments(model_name=self._readme.absolute().parent.name)
         completed.update(self._arguments or {})
         for name, value in arguments.items():
@@ -85,6 +86,7 @@ class ModelCard(Feature):
             trainer.create_model_card()
             if folder.absolute() != self._readme.parent.absolute() and folder.is_dir():
                 shutil.copyfile(self._readme, folder / self._readme.name)
+                # The card refers to its picture by a path beside it.
                 picture = self._readme.parent / "card"
                 if picture.is_dir() and not trainer.is_in_train:
                     shutil.copytree(picture, folder / "card", dirs_exist_ok=True)
@@ -108,7 +110,8 @@ class ModelCard(Feature):
             yield
         except DivergedError:  # there is no model to save
             raise
-        except Exception as error:  # as above: none of them may cost the model
+        except Exception as error:
+            # As above. transformers saves the model in here before it uploads; none of its errors may cost the model.
             if not self._model_was_saved:
                 self.trainer.save_model(_internal_call=True)
                 self.trainer.create_model_card()
@@ -132,5 +135,8 @@ class ModelCard(Feature):
 
 
 def _short(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.:')}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {lines[0].rstrip('.:')}"

@@ -53,6 +53,7 @@ def begin_checkpoint(checkpoint: Path) -> None:
 
     Links are removed, the folder itself and those in it: their targets belong to others.
     """
+    # Writing through a link would change somebody else's files.
     if checkpoint.is_symlink():
         logger.warning("%s was a link to %s, which stays as it is.", checkpoint, os.readlink(checkpoint))
         checkpoint.unlink()
@@ -76,6 +77,7 @@ def finish_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
     part = checkpoint / PART_FILE
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps({**state, _SUM: _sum_of_state(state)}, indent=2) + "\n")
+        # Onto the disk before the name changes: after a power cut, the file must not be there and empty.
         file.flush()
         os.fsync(file.fileno())
     part.replace(checkpoint / STATE_FILE)
@@ -105,13 +107,12 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
 
 def file_marks(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Return size in bytes and checksum of each file that a resumed run reads, by its path inside the folder."""
-    files = [path for path in checkpoint.rglob("*") if path.is_file()]
-    listed = sorted(path for path in files if not any(path.match(pattern) for pattern in _NOT_LISTED))
     marks = {}
-    for path in listed:
-        stat = path.stat()
-        mark = {"bytes": stat.st_size, _SUM: _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns)}
-        marks[path.relative_to(checkpoint).as_posix()] = mark
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name not in _NOT_LISTED:
+            stat = path.stat()
+            mark = {"bytes": stat.st_size, _SUM: _checksum(path, stat.st_mtime_ns, stat.st_ctime_ns)}
+            marks[path.relative_to(checkpoint).as_posix()] = mark
     return marks
 
 
@@ -136,23 +137,30 @@ def why_incomplete(checkpoint: Path, checksums: bool = True) -> str:
         marks = (read_state(checkpoint) or {"files": {}})["files"]
     except (OSError, ValueError) as error:
         return f"{STATE_FILE} cannot be read ({error})"
-    needed = {name: mark for name, mark in marks.items() if not name.startswith(_NOT_NEEDED)}
     # All sizes first: they cost nothing, and a missing file must not wait for the checksums of gigabytes.
-    for read in (False, True) if checksums else (False,):
-        for name, mark in needed.items():
-            reason = why_changed(checkpoint, name, mark, read)
+    for reads in (False, True) if checksums else (False,):
+        for name, mark in marks.items():
+            if name.startswith(_NOT_NEEDED):
+                continue
+            reason = why_changed(checkpoint, name, mark, reads)
             if reason:
                 return reason
     return ""
 
 
-def why_changed(checkpoint: Path, name: str, mark: dict[str, Any], checksum: bool = True) -> str:
+def why_changed(
+    checkpoint: Path,
+    name: str,
+    mark: dict[str, Any],
+    checksum: bool = True,
+) -> str:
     """Return the reason why a file of a checkpoint is not the one that was written; empty when it is.
 
     `mark` is its entry in [`file_marks`].
     """
     path = checkpoint / name
     try:
+        # The size first: it costs nothing.
         stat = path.stat()
         if stat.st_size != mark["bytes"]:
             return f"{name} has {stat.st_size} bytes instead of {mark['bytes']}"
@@ -242,7 +250,12 @@ _REPLACE = (
 )
 
 
-def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, checksums: bool = True) -> Path | None:
+def choose_start(
+    output_dir: Path,
+    resume: str | bool | None,
+    overwrite: bool,
+    checksums: bool = True,
+) -> Path | None:
     """Choose the checkpoint that a run goes on from; `None` for a run that begins anew.
 
     `resume`: a checkpoint, or `True` for the newest complete one in `output_dir`. `overwrite`: the run may replace
@@ -266,6 +279,7 @@ def choose_start(output_dir: Path, resume: str | bool | None, overwrite: bool, c
             raise InputError("resume_from_checkpoint", f"{checkpoint}, but {reason}", expected, remedy)
     if overwrite or (checkpoint is not None and _is_of_the_run_in(output_dir, checkpoint)):
         return checkpoint
+    # A run that begins anew, or goes on from a checkpoint elsewhere, needs a folder without another run.
     another_run = run_in(output_dir)
     if another_run:
         way_on = _GO_ON if any(map(_was_completed, checkpoint_folders(output_dir))) else _NO_CHECKPOINT
@@ -288,13 +302,13 @@ def run_in(output_dir: Path) -> str:
     """
     checkpoints = [path.name for path in checkpoint_folders(output_dir) if _was_completed(path)]
     if checkpoints:
-        others = len(checkpoints) - 1
-        and_others = ("", " and 1 more checkpoint", f" and {others} more checkpoints")
-        return checkpoints[0] + and_others[min(others, 2)]
-    if not (output_dir / _MARK).exists():
-        return ""
+        further = len(checkpoints) - 1
+        and_further = ("", " and 1 more checkpoint", f" and {further} more checkpoints")
+        return checkpoints[0] + and_further[min(further, 2)]
     weights = sorted(chain.from_iterable(map(output_dir.glob, _WEIGHTS)))
-    return f"a saved model, {weights[0].name}" if weights else ""
+    if weights and (output_dir / _MARK).exists():
+        return f"a saved model, {weights[0].name}"
+    return ""
 
 
 def delete_run(output_dir: Path) -> None:
@@ -327,6 +341,7 @@ def delete_old_checkpoints(newest: Path, limit: int | None, best: str | None) ->
     """
     if not limit or limit < 0:
         return
+    # Checkpoints without a readable state first, the lowest step first, then the others in the order of writing.
     states = states_in(newest.parent)
     folders = [path for path in reversed(checkpoint_folders(newest.parent)) if path not in states]
     folders += states
@@ -364,6 +379,7 @@ def rollouts_file(checkpoint: Path, rank: int) -> Path:
 
 def features_by_name(features: Iterable["Feature"]) -> dict[str, "Feature"]:
     """Return features by the name that a checkpoint holds their state under; others of a class are numbered."""
+    # The first of a class has its plain name, so that a second one does not change it.
     counts: Counter[str] = Counter()
     named_features = {}
     for feature in features:

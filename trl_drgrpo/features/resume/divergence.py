@@ -58,6 +58,7 @@ class DivergenceGuard(Feature):
         name = self._broken_weight() or self._broken_moment()
         if not self._on_any_rank(name):
             return
+        # The fault is the model's, or the checkpoint's: this run has not trained yet.
         name = name or _ELSEWHERE
         checkpoint = self._resume.resumed_from
         if checkpoint is None:
@@ -65,7 +66,9 @@ class DivergenceGuard(Feature):
             remedy = "Training cannot repair it: take another model, or an earlier checkpoint of it."
             raise InputError("model", f"{model}, in which {name} is NaN or infinite", "finite weights", remedy)
         earlier = self._newest_checkpoint(before=state.global_step)
-        remedy = "start a new run" if earlier is None else f"name an earlier checkpoint, such as {earlier}"
+        remedy = "start a new run"
+        if earlier is not None:
+            remedy = f"name an earlier checkpoint, such as {earlier}"
         got = f"{checkpoint}, in which {name} is NaN or infinite"
         expected = "a checkpoint of finite numbers"
         raise InputError("resume_from_checkpoint", got, expected, f"The run that saved it had diverged: {remedy}.")
@@ -87,6 +90,7 @@ class DivergenceGuard(Feature):
     def on_grad_norm(self, grad_norm: float) -> None:
         if math.isfinite(grad_norm):
             return
+        # `None` for types other than float16, in which an overflow is never ordinary.
         scale = self.trainer.loss_scale
         if scale is None or scale < 1:
             raise self._diverged(f"the norm of the gradient is {grad_norm}", step=self.trainer.state.global_step + 1)
@@ -130,6 +134,7 @@ class DivergenceGuard(Feature):
         optimizer = self.trainer.optimizer
         if optimizer is None or self.trainer.in_lockstep:
             return None
+        # Of Adam the two moments; of other optimizers whatever tensors they hold.
         moments = []
         for state in optimizer.state.values():
             for name, value in state.items():
@@ -151,6 +156,7 @@ class DivergenceGuard(Feature):
 
     def _newest_checkpoint(self, before: int) -> Path | None:
         """Return the newest complete checkpoint of fewer steps, of this run or of the one that it goes on from."""
+        # The run that this one goes on from may lie in another folder.
         resumed = self._resume.resumed_from
         folders = checkpoint_folders(Path(self.trainer.args.output_dir))
         if resumed is not None:
@@ -162,6 +168,7 @@ class DivergenceGuard(Feature):
 
     def _likely_cause(self) -> str:
         args = self.trainer.args
+        # In the order of how surely a number explains it: advantages, the rate, the dtype.
         rate = args.learning_rate
         if self.trainer.optimizer is not None:
             # A schedule may have brought the rate of the moment down to 0.

@@ -37,6 +37,7 @@ def refuse_misfit(trainer: "TrainerProtocol", checkpoint: Path) -> None:
     """
     if trainer.in_lockstep:  # checkpoints of another form, and parts of weights
         return
+    # Read first: a damaged configuration would be a traceback of transformers or PEFT.
     for file in (checkpoint / "config.json", checkpoint / "adapter_config.json"):
         if file.is_file():
             with _reading(file):
@@ -67,7 +68,9 @@ def _kind(model: PeftModel) -> str:
     config = model.peft_config[model.active_adapters[0]]
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     rank = getattr(config, "r", None)
-    return kind if rank is None else f"{kind} with r={rank}"
+    if rank is None:  # of an adapter that is not low-rank
+        return kind
+    return f"{kind} with r={rank}"
 
 
 def _shapes(checkpoint: Path, stem: str) -> Shapes:
@@ -85,7 +88,13 @@ def _reading(file: Path) -> AbstractContextManager[None]:
 
 
 def _refuse_other_shapes(
-    field: str, got: str, saved: Shapes, now: Mapping[str, torch.Tensor], checkpoint: Path, *, both_ways: bool
+    field: str,
+    got: str,
+    saved: Shapes,
+    now: Mapping[str, torch.Tensor],
+    checkpoint: Path,
+    *,
+    both_ways: bool,
 ) -> None:
     """Refuse weights of other shapes. `both_ways`: also a weight on one side only.
 
@@ -101,6 +110,7 @@ def _refuse_other_shapes(
     for name in sorted(saved.keys() - now.keys()):
         if both_ways and "lora_" in name:  # others are embeddings that PEFT saves along
             differing.append(f"{name} has no place in the model")
+    # One line, with the first difference: they are usually the same in all layers.
     if saved and differing:
         and_others = f", and {len(differing) - 1} more weights differ" if len(differing) > 1 else ""
         remedy = f"Use the model and settings that it was trained with, {_NEW_RUN}"

@@ -37,6 +37,7 @@ _NOT_ALONE = ("model", "base", "reference")  # refused, or other values of the s
 
 def refuse_another_run(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, Any]) -> None:
     """Refuse a run that differs from its checkpoint in the optimizer, the adapter or the objective."""
+    # A checkpoint of plain TRL records no settings.
     before = (_state_of(checkpoint) or {"settings": {}})["settings"]
     if not has_optimizer(checkpoint):
         before = {name: value for name, value in before.items() if name != "optim"}
@@ -61,7 +62,9 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
         message = "%s holds no optimizer state (save_only_model): the optimizer starts from scratch."
         logger.warning(message, checkpoint)
     file = checkpoint / FEATURES_FILE
-    feature_states = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    feature_states = {}
+    if file.exists():
+        feature_states = json.loads(file.read_text(encoding="utf-8"))
     for name, feature in features_by_name(trainer.features).items():
         feature.load_state_dict(feature_states.get(name))
     trainer.read_step_settings()
@@ -69,6 +72,7 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
     if state is None:
         _say_what_is_missing(trainer, checkpoint)
         return {}
+    # L is part of the run: it stays, unless the user asks for another one, which is refused.
     loss_normalizer = state["loss_normalizer"]
     if trainer.args.loss_normalizer not in (None, loss_normalizer):
         raise InputError(
@@ -83,17 +87,23 @@ def restore(trainer: "TrainerProtocol", checkpoint: Path, settings: dict[str, An
     trainer.loss_normalizer = loss_normalizer
     _say_what_changed(trainer, state, settings, checkpoint)
     _resume_position(trainer, state, checkpoint)
+    # Epochs are steps over steps per epoch: the last step of an epoch may round to a little less than a whole number.
     trainer.advance_train_sampler(int((trainer.state.epoch or 0.0) + 1e-6))
     return state
 
 
 def _say_what_changed(
-    trainer: "TrainerProtocol", state: dict[str, Any], run_settings: dict[str, Any], checkpoint: Path
+    trainer: "TrainerProtocol",
+    state: dict[str, Any],
+    run_settings: dict[str, Any],
+    checkpoint: Path,
 ) -> None:
     """Warn of settings that differ: they are allowed in the middle of a run, but never silent."""
     terms = changed(state["objective"], objective_facts(trainer))
     objective = [f"{name} {_in_words(was)} -> {_in_words(now)}" for name, was, now in terms]
-    with_optimizer = ON_RESUME["kept"] if has_optimizer(checkpoint) else ()
+    with_optimizer = ()
+    if has_optimizer(checkpoint):  # torch restores these fields with its state, whatever the arguments say
+        with_optimizer = ON_RESUME["kept"]
     replaced = []
     restored = []
     for name, was, now in differences(state["settings"], run_settings):
@@ -120,14 +130,16 @@ def _say_what_is_missing(trainer: "TrainerProtocol", checkpoint: Path) -> None:
         trainer.loss_normalizer,
     )
     states = filter(None, map(state_or_none, checkpoint_folders(checkpoint.parent)))
-    ours = next((state["loss_normalizer"] for state in states), trainer.loss_normalizer)  # of the newest
-    if ours != trainer.loss_normalizer:
-        remedy = f"Set loss_normalizer={ours} to keep it."
-        logger.warning("Other checkpoints in %s were trained with L = %d. %s", checkpoint.parent, ours, remedy)
+    normalizer = next((state["loss_normalizer"] for state in states), trainer.loss_normalizer)  # of the newest
+    if normalizer != trainer.loss_normalizer:
+        remedy = f"Set loss_normalizer={normalizer} to keep it."
+        message = "Other checkpoints in %s were trained with L = %d. %s"
+        logger.warning(message, checkpoint.parent, normalizer, remedy)
 
 
 def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoint: Path) -> None:
     """Restore the position between two generations; with another geometry the next step generates anew."""
+    # With other batch sizes, micro-batches and their count mean something else.
     sizes = changed(state["geometry"], geometry(trainer))
     if sizes:
         message = "Batch sizes changed (%s): completions not trained on yet are generated again."
@@ -157,11 +169,17 @@ def _resume_position(trainer: "TrainerProtocol", state: dict[str, Any], checkpoi
         trainer.set_pending_rollouts(rollouts)
 
 
-def load_rollouts(checkpoint: Path, rank: int, device: torch.device, files: dict[str, Any]) -> list[Rollouts] | None:
+def load_rollouts(
+    checkpoint: Path,
+    rank: int,
+    device: torch.device,
+    files: dict[str, Any],
+) -> list[Rollouts] | None:
     """Return this rank's pending micro-batches on `device`; `None`, with the reason in the log, if unreadable.
 
     `files` are sizes and checksums, as the checkpoint's state lists them.
     """
+    # Checked before it is loaded: rollouts were left out when the checkpoint was found complete.
     source = rollouts_file(checkpoint, rank)
     if source.name in files:
         reason = why_changed(checkpoint, source.name, files[source.name])
@@ -185,7 +203,7 @@ def _in_words(value: object) -> str:
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return name, former and new value of what is in both and differs."""
-    return [(name, before[name], value) for name, value in now.items() if name in before and before[name] != value]
+    return [(name, before[name], now[name]) for name in now if name in before and before[name] != now[name]]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -211,6 +229,7 @@ def refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     Raises:
         `InputError`: Names the setting.
     """
+    # A fact that is unknown on one side (`None`, where processes hold parts of the weights) refuses nothing.
     differing = {name: (was, value) for name, was, value in changed(before, now) if was and value}
     if "optim" in differing:
         was, value = differing["optim"]

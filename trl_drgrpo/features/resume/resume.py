@@ -60,12 +60,14 @@ logger = logging.getLogger(__name__)
 
 def _model_folders(trainer: "TrainerProtocol") -> dict[str, str]:
     """Return folders or Hub ids of a run's models, by their role."""
+    # Folders that the output folder must not be.
     model = trainer.unwrapped_model
     folders = {"the model": getattr(model, "name_or_path", None)}
     for name, config in getattr(model, "peft_config", {}).items():
         folders[f"the base of adapter {name}"] = config.base_model_name_or_path
     for number, reward in enumerate(trainer.reward_funcs, start=1):
         folders[f"reward {number}"] = getattr(reward, "name_or_path", None)
+    # A model that was built in memory has an empty name, and a function has none.
     return {role: folder for role, folder in folders.items() if isinstance(folder, str) and folder}
 
 
@@ -108,6 +110,7 @@ class Resume(Feature):
         complete checkpoint of the run that wrote last; without one a run starts, and the log says so. Inside the block
         no other process writes to the folder.
         """
+        # The lock on the folder is held until the run ends.
         with ExitStack() as alone:
             checkpoint, self.run_id = self._agreed_start(resume_from_checkpoint or None, alone)
             if checkpoint is None and resume_from_checkpoint:
@@ -158,6 +161,7 @@ class Resume(Feature):
             try:
                 yield
             except RewardError:
+                # To save a checkpoint takes all ranks, and the others do not know that one has failed.
                 if self.trainer.accelerator.num_processes == 1:
                     self._save_step("A reward function failed")
                 else:
@@ -169,6 +173,7 @@ class Resume(Feature):
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Begin: everything is loaded, and the first step comes next."""
+        # Only now is another run deleted: everything that can be refused was refused before.
         settings = self.trainer.args
         if settings.overwrite_output_dir and not self._has_begun and settings.should_save:
             delete_run(Path(settings.output_dir))
@@ -193,6 +198,7 @@ class Resume(Feature):
         self._note_boundary()  # an evaluation that fails must not count as part of the step
 
     def _note_boundary(self) -> None:
+        # What a step changes before its end: the count, the generators, and metrics that are not logged yet.
         self._micro_step = self.trainer.micro_step
         self._restore_random_state = random_state()
         self.trainer.logged_metrics.mark_boundary()
@@ -233,13 +239,15 @@ class Resume(Feature):
     def completing_checkpoint(self, checkpoint: Path) -> None:
         """Write the state of all features, and the state file last: with it the checkpoint counts as complete."""
         save_rollouts(checkpoint, self.trainer.accelerator.process_index, self.trainer.pending_rollouts)
+        # Metrics since the last log: the resumed run logs the same mean as the unbroken one.
         unlogged = self.trainer.logged_metrics.unlogged()
         self.trainer.accelerator.wait_for_everyone()  # the state file says that all of it is there
         if self.trainer.args.should_save:
             feature_states = {}
             for name, feature in features_by_name(self.trainer.features).items():
                 feature_states[name] = feature.state_dict()
-                with reading("features", f"the state_dict of {name}", "what JSON can hold"):  # names the feature
+                # One by one, so that the error names the feature that cannot be written.
+                with reading("features", f"the state_dict of {name}", "what JSON can hold"):
                     json.dumps(feature_states[name])
             (checkpoint / FEATURES_FILE).write_text(json.dumps(feature_states) + "\n", encoding="utf-8")
             state = run_state(self.trainer, self.run_id, self._settings)
@@ -263,6 +271,7 @@ class Resume(Feature):
             logger.error("%s before the end of the first step: nothing is saved.", why)
             return
         folder = self.trainer.checkpoint_folder()
+        # The step may have saved its checkpoint already.
         if folder.resolve() not in self._checkpoints_of_this_run:
             self._rewind()
             try:

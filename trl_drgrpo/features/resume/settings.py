@@ -15,7 +15,7 @@ import xxhash
 from datasets import Dataset
 
 from trl_drgrpo.common.secrets import scrubbed
-from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of
+from trl_drgrpo.features.diagnostics.run_facts import OBJECTIVE_FIELDS, adapter_facts, fields_of, names_in
 from trl_drgrpo.rewards.options import reward_options
 from trl_drgrpo.upstream.versions import LIBRARIES, installed_versions
 
@@ -28,31 +28,31 @@ ON_RESUME = {
     "kept": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_args"),
     "refused": ("optim", "loss_normalizer", "base", "reference"),
     # The new value wins, and completions that are not trained on yet are generated again.
-    "generated again": (
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-        *("generation_batch_size", "num_iterations", "num_generations"),
-    ),
-    # The new value wins without a word: none of them changes what is trained.
-    "unsaid": (
-        *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "restore_callback_states_from_checkpoint"),
-        *("report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-        *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "log_completions", "log_multimodal"),
-        *("num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo", "logging_first_step"),
-        *("run_log", "record_groups", "run_warnings", "skip_memory_metrics", "debug", "local_rank"),
-        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        *("hub_revision", "save_on_each_node", "do_train", "do_eval", "do_predict", "include_for_metrics"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "torch_empty_cache_steps"),
-        *("ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb", "vllm_server_base_url", "vllm_server_host"),
-        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_gpu_memory_utilization"),
-        # Said as what they lead to: the dtype, attention and base of the model, the device, `warmup_steps`.
-        *("model_init_kwargs", "trust_remote_code", "use_cpu", "warmup_ratio"),
-    ),
+    "generated again": names_in("""
+        per_device_train_batch_size gradient_accumulation_steps steps_per_generation
+        generation_batch_size num_iterations num_generations
+    """),
+    # The new value wins without a word: none of them changes what is trained. The last line is said as what it leads
+    # to: the dtype, attention and base of the model, the device, `warmup_steps`.
+    "unsaid": names_in("""
+        output_dir overwrite_output_dir resume_from_checkpoint restore_callback_states_from_checkpoint
+        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+        disable_tqdm log_level log_level_replica log_on_each_node log_completions log_multimodal
+        num_completions_to_print log_unique_prompts log_completions_hub_repo logging_first_step
+        run_log record_groups run_warnings skip_memory_metrics debug local_rank
+        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
+        hub_revision save_on_each_node do_train do_eval do_predict include_for_metrics
+        dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
+        dataloader_prefetch_factor dataloader_multiprocessing_context torch_empty_cache_steps
+        ddp_backend ddp_timeout ddp_bucket_cap_mb vllm_server_base_url vllm_server_host
+        vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
+        model_init_kwargs trust_remote_code use_cpu warmup_ratio
+    """),
 }
-FACTS = (
-    *("base", "reference", "dtype", "attn_implementation", "quantization", "adapter", "tokenizer", "chat_template"),
-    *("train_dataset", "reward_options", "device", "versions"),
-)
+FACTS = names_in("""
+    base reference dtype attn_implementation quantization adapter tokenizer chat_template
+    train_dataset reward_options device versions
+""")
 _ROWS = 5_000  # that are compared: a second's worth of text
 _ROWS_OF_MEDIA = 64  # of pictures and the like, which are decoded
 _MEDIA = ("Image", "Audio", "Video")
@@ -62,13 +62,15 @@ _VALUES = 16  # of each weight
 def classes_of(field: str) -> list[str]:
     """Return the classes that a field, or a fact, is in: one of `ON_RESUME`, `objective` or `anew`."""
     listed = [name for name, settings in ON_RESUME.items() if field in settings]
-    if not listed and field in OBJECTIVE_FIELDS:
-        listed = ["objective"]
-    return listed or ["anew"]
+    if listed:  # several only by mistake, which a test finds
+        return listed
+    return ["objective"] if field in OBJECTIVE_FIELDS else ["anew"]
 
 
 def resume_facts(
-    trainer: "TrainerProtocol", options: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+    trainer: "TrainerProtocol",
+    options: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """Return the settings that a checkpoint records, JSON-ready and without secrets.
 
@@ -80,8 +82,10 @@ def resume_facts(
     args = trainer.args
     names = [field.name for field in dataclasses.fields(args)]
     compared = [name for name in names if classes_of(name)[0] in ("kept", "anew")]
-    facts = fields_of(args, tuple(compared))
-    optim = type(optimizer).__name__ if optimizer else str(getattr(args.optim, "value", args.optim))
+    facts = fields_of(args, compared)
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optimizer:
+        optim = type(optimizer).__name__
     facts["optim"] = optim.removesuffix("_fused")  # another implementation, the same state
     tokenizer = trainer.text_tokenizer
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()  # not every tokenizer has it
@@ -100,6 +104,7 @@ def resume_facts(
 
 def geometry(trainer: "TrainerProtocol") -> dict[str, int]:
     """Return batch sizes and process count: with others, `micro_step` and pending completions mean nothing."""
+    # The sizes that `micro_step` and pending completions are counted in.
     fields = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
     fields += ("num_iterations", "num_generations")
     return {**fields_of(trainer.args, fields), "num_processes": trainer.accelerator.num_processes}
@@ -126,18 +131,23 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     config = model.config
     is_adapted = hasattr(model, "peft_config")
     base = {}
-    reference_adapter = {}
+    reference_adapter = {}  # TRL copies an adapter that goes on under the name `ref`
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             weights = reference_adapter if ".ref." in name else base
             weights[name] = weight
-    weights = [*base.values(), *reference_adapter.values()] if is_adapted else list(model.parameters())
+    weights = list(model.parameters())
+    if is_adapted:  # trained weights may be of another dtype than their base
+        weights = [*base.values(), *reference_adapter.values()]
     quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        quantization = fields_of(quantization, ("quant_method", "load_in_4bit"))
     facts: dict[str, Any] = {
         "dtype": str(weights[0].dtype if weights else None).removeprefix("torch."),
         "attn_implementation": trainer.attention,
-        "quantization": None if quantization is None else fields_of(quantization, ("quant_method", "load_in_4bit")),
-        "model": getattr(config, "_name_or_path", "") or type(model).__name__,  # for messages: a folder may move
+        "quantization": quantization,
+        # For messages alone: a folder may move.
+        "model": getattr(config, "_name_or_path", "") or type(model).__name__,
         "base": None,
         "reference": None,
     }
@@ -145,6 +155,7 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
         return facts
     if is_adapted:
         facts["base"] = weights_mark(base)
+    # Without KL there is no reference, and none is compared.
     if trainer.args.beta:
         reference = reference_adapter or base  # of an adapter that goes on, the copy of it
         if trainer.ref_model is not None:
@@ -157,10 +168,13 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
 def weights_mark(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the number of weights and a checksum of some values of each."""
     digest = xxhash.xxh3_64()
+    count = 0
     for weight in weights.values():
         values = weight.detach().flatten()
-        digest.update(values[:: values.numel() // _VALUES + 1].float().cpu().numpy().tobytes())
-    return f"{sum(weight.numel() for weight in weights.values()):,} weights ({digest.hexdigest()[:8]})"
+        count += values.numel()
+        sample = values[:: values.numel() // _VALUES + 1]
+        digest.update(sample.float().cpu().numpy().tobytes())  # numpy has no bfloat16
+    return f"{count:,} weights ({digest.hexdigest()[:8]})"
 
 
 def dataset_mark(dataset: "Data") -> str | None:
@@ -174,11 +188,13 @@ def dataset_mark(dataset: "Data") -> str | None:
 
     ```
     """
+    # A stream has no rows that could be picked by their number.
     if not isinstance(dataset, Dataset):
         return None
     plain = dataset.with_format(None)  # a transform may draw random numbers
     has_media = any(type(feature).__name__ in _MEDIA for feature in dataset.features.values())
-    stride = max(1, -(-len(plain) // (_ROWS_OF_MEDIA if has_media else _ROWS)))
+    most_rows = _ROWS_OF_MEDIA if has_media else _ROWS
+    stride = max(1, -(-len(plain) // most_rows))  # rounded up
     digest = xxhash.xxh3_64()
     for i in range(0, len(plain), stride):
         digest.update(json.dumps(plain[i], sort_keys=True, default=lambda value: type(value).__name__).encode())

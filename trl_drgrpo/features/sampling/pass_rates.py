@@ -49,6 +49,7 @@ class PassRates:
     def estimate(self, key: str) -> float:
         """Return the pass rate of a prompt, 0 to 1."""
         correct, scored = self.counts.get(key, (0.0, 0.0))
+        # As if it had had some more completions, with the pass rate of all prompts.
         return (correct + self.shrinkage * self.mean) / (scored + self.shrinkage)
 
     @property
@@ -64,7 +65,9 @@ class PassRates:
             correct, scored (`int`): Completions that were correct, and that could be judged.
         """
         correct_before, scored_before = self.counts.get(key, (0.0, 0.0))
-        self.counts[key] = (self.memory * correct_before + correct, self.memory * scored_before + scored)
+        correct_now = self.memory * correct_before + correct
+        scored_now = self.memory * scored_before + scored
+        self.counts[key] = (correct_now, scored_now)
         # The mean forgets by completions: it is over about the newest thousand.
         memory = 0.999**scored
         self.correct = memory * self.correct + correct
@@ -87,7 +90,8 @@ class PassRates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.counts = {key: (float(c), float(n)) for key, (c, n) in state["counts"].items()}
+        # JSON has turned the pairs into lists.
+        self.counts = {key: (float(correct), float(scored)) for key, (correct, scored) in state["counts"].items()}
         self.correct = float(state["correct"])
         self.scored = float(state["scored"])
 
@@ -139,6 +143,7 @@ def write_pass_rates(path: Path, prompts: Iterable[Any], correct: Iterable[bool 
     Returns:
         `tuple[int, int]`: Prompts that were written, and prompts without a completion that could be judged.
     """
+    # Of each prompt its text, for the reader of the file, and the verdicts on its completions.
     verdicts_of: dict[str, tuple[Any, list[bool]]] = {}
     for prompt, is_correct in zip(prompts, correct, strict=True):
         _, verdicts = verdicts_of.setdefault(prompt_key(prompt), (prompt, []))

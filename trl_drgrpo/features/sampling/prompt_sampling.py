@@ -77,7 +77,8 @@ class PromptSampling(Feature):
         args = trainer.args
         if not self.is_on:
             return
-        has_environments = trainer.turns.factory is not None  # they read other columns than the prompt
+        # Environments read other columns than the prompt.
+        has_environments = trainer.turns.factory is not None
         self.stream = PromptStream(
             trainer.training_examples, args.seed, bool(args.shuffle_dataset), whole_rows=has_environments
         )
@@ -100,6 +101,7 @@ class PromptSampling(Feature):
         """Take in pass rates from before the run, if they are of these prompts."""
         rates = read_pass_rates(path)
         self.pass_rates.take_prior(rates)
+        # Rates of other prompts do nothing but move the mean. `None`: a stream, whose prompts are not known yet.
         matching_prompts = self.stream.count_known(rates)
         if matching_prompts == 0:
             remedy = (
@@ -125,6 +127,7 @@ class PromptSampling(Feature):
         if not (self.trainer.model.training and self.is_on):
             return generate(inputs)
         args = self.trainer.args
+        # One row per group, in the order of the processes: the same prompts on all of them.
         examples = self.trainer.gathered(list(inputs))[:: args.num_generations]
         num_groups = len(examples)
         cap = num_groups * args.max_sampling_rounds
@@ -140,6 +143,7 @@ class PromptSampling(Feature):
         # Nothing was kept up to the cap. TRL needs rows all the same: these get advantages of 0.
         if not rounds:
             rounds.append(self._run_round([Draw(examples[0], "")], 0, generate))
+        # The draws behind the K-th selected one do not count: their completions are dropped.
         selection = select_groups(
             [self._is_selected(draw) for draw in drawn],
             num_groups,
@@ -160,17 +164,23 @@ class PromptSampling(Feature):
 
     def _round_size(self, missing: int) -> int:
         """Return the number of groups to generate for the missing ones, such that every process gets as many rows."""
-        share = 1.0
+        groups = missing
         if self.trainer.args.dynamic_sampling and self.live_share is not None:
-            share = max(self.live_share, 0.1)  # at most ten times the missing groups
-        return math.ceil(math.ceil(missing / share) / self._unit) * self._unit
+            groups = math.ceil(missing / max(self.live_share, 0.1))  # at most ten times the missing groups
+        return math.ceil(groups / self._unit) * self._unit
 
     @property
     def _unit(self) -> int:
         """Groups of which a multiple gives every process as many rows."""
         return self._ranks // math.gcd(self._ranks, self.trainer.args.num_generations)
 
-    def _draw(self, prompts: Iterator[DatasetRow], drawn: list[Draw], groups: int, cap: int) -> list[Draw]:
+    def _draw(
+        self,
+        prompts: Iterator[DatasetRow],
+        drawn: list[Draw],
+        groups: int,
+        cap: int,
+    ) -> list[Draw]:
         """Draw until enough prompts are kept for a round, or the cap is reached."""
         args = self.trainer.args
         fresh = []
@@ -183,7 +193,8 @@ class PromptSampling(Feature):
                 draw.estimate = self.pass_rates.estimate(draw.key)
                 draw.probability = keep_probability(draw.estimate, args.curriculum_q_min)
             # A generator per draw: all ranks decide alike, and a resumed run as the first one did.
-            if random.Random(f"{args.seed} {self.batches} {len(drawn)}").random() < draw.probability:
+            chance = random.Random(f"{args.seed} {self.batches} {len(drawn)}")
+            if chance.random() < draw.probability:
                 fresh.append(draw)
             drawn.append(draw)
         return fresh
@@ -191,7 +202,8 @@ class PromptSampling(Feature):
     def _run_round(self, fresh: list[Draw], number: int, generate: Generate) -> Rollouts:
         """Run one round: completions, rewards and advantages of the kept prompts."""
         size = self.trainer.args.num_generations
-        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)  # at the cap: rows that nobody takes
+        # At the cap a round may be smaller. Copies of its last prompt, which nobody takes, fill it up.
+        filled = fresh + [fresh[-1]] * (-len(fresh) % self._unit)
         rows = []
         for draw in filled:
             rows += [draw.example] * size
@@ -199,12 +211,15 @@ class PromptSampling(Feature):
         rank = self.trainer.accelerator.process_index
         # Copies: TRL and the reward functions may write into the rows of a group, which are one object here.
         rollouts = generate(copy.deepcopy(rows[rank * share : (rank + 1) * share]))
+        # Rows are exchanged between processes, which has to know how to cut each tensor.
         unknown = unknown_keys(rollouts)
         if unknown:
             remedy = "Switch dynamic_sampling and curriculum off for images."
             raise InputError("dynamic_sampling", f"a batch with {', '.join(unknown)}", "text only", remedy)
-        has_signal = self.trainer.gathered((rollouts["advantages"] != 0).view(share, -1).any(dim=1).tolist())
-        correct = self._correct()
+        # Advantages of exactly 0, in every token, are those of a group of equal rewards.
+        has_advantage = (rollouts["advantages"] != 0).view(share, -1).any(dim=1)
+        has_signal = self.trainer.gathered(has_advantage.tolist())
+        correct = self._correct() or [None] * len(has_signal)
         rewards = []
         if self._credited:
             rewards = self._credited.rewards.view(-1, size).nanmean(dim=1).tolist()
@@ -214,12 +229,14 @@ class PromptSampling(Feature):
             draw.live = any(has_signal[group])
             if rewards:
                 draw.reward = rewards[i]
-            judged = [verdict for verdict in correct[group] if verdict is not None] if correct else []
+            judged = [verdict for verdict in correct[group] if verdict is not None]
             if judged:
                 self._judged.append((draw.key, sum(judged), len(judged)))
         self._tokens += int(trained_mask(rollouts).sum())
         live = sum(draw.live for draw in fresh) / len(fresh)
-        self.live_share = live if self.live_share is None else 0.8 * self.live_share + 0.2 * live
+        if self.live_share is not None:
+            live = 0.8 * self.live_share + 0.2 * live
+        self.live_share = live
         return rollouts
 
     def _correct(self) -> list[bool | None] | None:
@@ -236,10 +253,17 @@ class PromptSampling(Feature):
 
     # From rounds to a batch
 
-    def _batch(self, rounds: list[Rollouts], drawn: list[Draw], selection: Selection, rows: int) -> Rollouts:
+    def _batch(
+        self,
+        rounds: list[Rollouts],
+        drawn: list[Draw],
+        selection: Selection,
+        rows: int,
+    ) -> Rollouts:
         """Return the rows of the selected groups, then of others with advantages of 0 for groups that are missing."""
         size = self.trainer.args.num_generations
         rank = self.trainer.accelerator.process_index
+        # Round and group of each selected draw, then of others that fill the batch with weights of 0.
         chosen = [drawn[i].place for i in selection.draws]
         weights = list(selection.weights)
         spare = iter([draw.place for draw in drawn if draw.place is not None and draw.place not in chosen])
@@ -253,25 +277,29 @@ class PromptSampling(Feature):
             number, index = group or (0, 0)
             share = len(rounds[number]["completion_ids"])  # rows of each process
             for member in range(size):
+                # Rows of a round stand in the order of the processes.
                 holder, position = divmod(index * size + member, share)
                 if holder == rank:
                     row = row_of(rounds[number], position)
                     row["advantages"] = row["advantages"] * weight
                     rows_of_rank.append((place * size + member, row))
         ordered = sorted(self.trainer.gathered(rows_of_rank), key=itemgetter(0))
+        of_this_rank = [row for _, row in ordered[rank * rows : (rank + 1) * rows]]
         first = rounds[0]
-        batch = joined_rows(
-            [row for _, row in ordered[rank * rows : (rank + 1) * rows]],
-            self.trainer.pad_token_id,
-            first["completion_ids"].device,
-        )
+        batch = joined_rows(of_this_rank, self.trainer.pad_token_id, first["completion_ids"].device)
         if "num_items_in_batch" in first:
             batch["num_items_in_batch"] = first["num_items_in_batch"]
         return batch
 
     # Log and checkpoints
 
-    def _log(self, drawn: list[Draw], selection: Selection, rounds: int, num_groups: int) -> None:
+    def _log(
+        self,
+        drawn: list[Draw],
+        selection: Selection,
+        rounds: int,
+        num_groups: int,
+    ) -> None:
         """Log metrics of a batch, and update pass rates for the next one."""
         # Only now: estimates that change while prompts are drawn would make a draw depend on the ones before it.
         for key, correct, scored in self._judged:

@@ -40,7 +40,12 @@ class Draw:
 
 
 def sampling_metrics(
-    drawn: Sequence[Draw], selection: Selection, *, rounds: int, tokens: int, dapo: bool = False
+    drawn: Sequence[Draw],
+    selection: Selection,
+    *,
+    rounds: int,
+    tokens: int,
+    dapo: bool = False,
 ) -> dict[str, float]:
     """Return the metrics of a batch.
 
@@ -79,15 +84,15 @@ def sampling_metrics(
         last = int(not selection.capped)
         if trained > last:
             metrics["sampling/dapo_factor"] = 1 / ((trained - last) / (selection.drawn - last))
-    probabilities: dict[str, list[float]] = {"": []}
+    # "" is over all draws, the others over those of one difficulty.
+    probabilities: dict[str, list[float]] = {}
     for draw in drawn:
         if not math.isnan(draw.estimate):
             bucket = f"/{BUCKETS[bucket_index(draw.estimate)]}"
-            probabilities[""].append(draw.probability)
+            probabilities.setdefault("", []).append(draw.probability)
             probabilities.setdefault(bucket, []).append(draw.probability)
     for bucket, of_bucket in probabilities.items():
-        if of_bucket:
-            metrics[f"sampling/keep_probability{bucket}"] = sum(of_bucket) / len(of_bucket)
+        metrics[f"sampling/keep_probability{bucket}"] = sum(of_bucket) / len(of_bucket)
     return metrics
 
 
@@ -100,14 +105,17 @@ def cap_warning(drawn: Sequence[Draw], num_groups: int, rounds: int) -> str:
         rounds (`int`): `max_sampling_rounds`.
     """
     generated = [draw for draw in drawn if draw.place is not None]
+    live = sum(draw.live for draw in generated)
+    # The rewards of dead groups tell too hard prompts from too easy ones.
     rewards = [draw.reward for draw in generated if not draw.live and not math.isnan(draw.reward)]
     dead_groups = ""
     if rewards:
-        highest = sum(reward == max(rewards) for reward in rewards) / len(rewards)
-        dead_groups = f" Dead groups: rewards from {min(rewards):g} to {max(rewards):g}, "
-        dead_groups += f"{highest:.0%} of them at the highest."
+        highest = max(rewards)
+        share = rewards.count(highest) / len(rewards)
+        from_to = f"rewards from {min(rewards):g} to {highest:g}"
+        dead_groups = f" Dead groups: {from_to}, {share:.0%} of them at the highest."
     return (
-        f"Sampling: {sum(draw.live for draw in generated)} of {num_groups} groups were live after the "
+        f"Sampling: {live} of {num_groups} groups were live after the "
         f"{num_groups * rounds} prompts that max_sampling_rounds={rounds} allows; the step trains on those."
         f"{dead_groups} Use prompts of another difficulty, or raise num_generations. "
         "Shown once; sampling/capped_frac counts."
@@ -131,7 +139,13 @@ class PromptStream:
         position (`int`): Examples taken so far from an `IterableDataset`. Set it to go on from there.
     """
 
-    def __init__(self, dataset: Dataset | IterableDataset, seed: int, shuffle: bool, whole_rows: bool = False):
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        seed: int,
+        shuffle: bool,
+        whole_rows: bool = False,
+    ):
         self.dataset = dataset
         self.seed = seed
         self.shuffle = shuffle
@@ -158,7 +172,8 @@ class PromptStream:
             `dict`. Each row of a `Dataset` once; an `IterableDataset` begins again where it ends.
         """
         if isinstance(self.dataset, Dataset):
-            return (self.dataset[row] for row in self._rows(number, len(first), len(self.dataset)))
+            rows = self._rows(number, len(first), len(self.dataset))
+            return (self.dataset[row] for row in rows)
         return itertools.chain(first, self._streamed())
 
     def count_known(self, keys: Container[str]) -> int | None:
@@ -175,6 +190,7 @@ class PromptStream:
 
         As in TRL, a pass leaves out its last rows where they are fewer than a batch.
         """
+        # Which pass over the data the batch falls into, and where in it.
         number_of_pass, place = divmod(number, max(1, size // first))
         start = place * first
         if not self.shuffle:
@@ -197,7 +213,7 @@ class PromptStream:
     def _streamed(self) -> Iterator[dict[str, Any]]:
         """Yield a stream's examples from the position on."""
         position, examples = self._read
-        if position != self.position:  # the first one, or after a resume
+        if position != self.position:  # the first time, or after a resume: examples up to there are read again
             examples = itertools.islice(self._passes(), self.position, None)
         for example in examples:
             self.position += 1
@@ -206,6 +222,7 @@ class PromptStream:
 
     def _passes(self) -> Iterator[Any]:
         """Yield a stream's examples, pass after pass; ends at an empty pass."""
+        # A new order for each pass, by a seed that a resumed run computes, too.
         for epoch in itertools.count():
             source = self.dataset
             if self.shuffle:

@@ -44,7 +44,10 @@ class CopiedRows:
 
 
 def selected_and_alone(
-    model: "DecodingModel", ids: torch.Tensor, prompts: dict[str, Any], logits: torch.Tensor
+    model: "DecodingModel",
+    ids: torch.Tensor,
+    prompts: dict[str, Any],
+    logits: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Run three copies of each prompt for a token each; one of them leaves, and the others take a second step.
@@ -59,12 +62,14 @@ def selected_and_alone(
     tokens = logits.topk(3).indices  # (n, 3)
     # The first and the last copy stay, so that the selected rows are not neighbors.
     staying = [0, 2]
+    # What must come out: the same tokens, each copy in a batch that no selection has touched.
     alone: list[torch.Tensor] = []
     for copy_number in staying:
         rows = CopiedRows(model, ids, prompts)
         next_tokens = tokens[:, copy_number]
         rows.step(next_tokens)
         alone.append(rows.step(next_tokens))
+    # Both selections that decoding makes: rows are repeated after the prompts, and later some of them leave.
     group = CopiedRows(model, ids, prompts)
     prompt_numbers = torch.arange(len(ids), device=ids.device)
     group.select(prompt_numbers.repeat_interleave(3))

@@ -50,9 +50,11 @@ def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tens
     numbers = torch.empty_like(like)
     uniform = torch.empty(max(1, BLOCK // columns), columns, dtype=torch.float64)
     done = 0
+    # Block after block over all rows, so that the generator moves on for rows that have left, too.
     for first in range(0, rows, len(uniform)):
         block = uniform[: rows - first].uniform_()
-        within = live[(live >= first) & (live < first + len(block))] - first
+        is_within = (live >= first) & (live < first + len(block))
+        within = live[is_within] - first
         if len(within) < len(block):
             block = block[within]
         numbers[done : done + len(within)] = _of_uniform(block)
@@ -61,6 +63,7 @@ def exponential(live: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tens
 
 
 def _of_uniform(uniform: torch.Tensor) -> torch.Tensor:
+    """Return exponential numbers `-log(1 - u)`, in place."""
     return uniform.neg_().log1p_().neg_()
 
 
@@ -81,7 +84,7 @@ def _draws_uniform() -> bool:
 _OTHER_WAYS = """
     return_dict_in_generate prefill_chunk_size penalty_alpha dola_layers prompt_lookup_num_tokens assistant_early_exit
 """
-# What `generate` may be called with: anything else (images, an assistant, ...) is left to transformers.
+# Arguments that `generate` may be called with. Any other (images, an assistant) leaves the call to transformers.
 _ARGUMENTS = {"input_ids", "attention_mask", "generation_config"}
 
 
@@ -112,15 +115,17 @@ def why_not_decoded(model: "DecodingModel", kwargs: dict[str, Any]) -> str | Non
         return "the adapter prepends virtual tokens"
     for name, usual_values in _OPTIONS.items():
         value = getattr(config, name, None)
-        if value is None:  # as `generate` reads it: what the call leaves out comes from the model
+        # `generate` takes from the model what a call leaves out.
+        if value is None:
             value = getattr(model.generation_config, name, None)
         if value not in usual_values:
             return f"{name} is {value!r}"
     return moved_in_decoding() or why_no_cache(model) or why_no_dynamic_cache(model.config)
 
 
-# A row less saves its share of a step; leaving moves masks and positions, and with some caches keys and values. Where
-# steps are replayed a row less saves next to nothing, and leaving costs two steps that are not.
+# Shares of the batch that must have ended before they leave it. A row less saves its share of a step; leaving moves
+# masks and positions, and with some caches keys and values. Where steps are replayed a row less saves next to nothing,
+# and leaving costs two steps that are not.
 DROP_WHEN_ENDED = 1 / 8
 DROP_WHEN_ENDED_REPLAYED = 1 / 2
 
@@ -172,11 +177,13 @@ def decode(
         logits = forwards.logits
         ids: Any = input_ids
         while True:
+            # A copy in float32, as in transformers: processors may write into it.
             scores = logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=device))
             if generation_config.do_sample:
                 tokens = _sampled(scores, first_row + live, rows_drawn or rows)
             else:
                 tokens = scores.argmax(dim=-1)
+            # Rows that have ended stay until enough of them have, and write padding.
             tokens = tokens.masked_fill(ended, pad_token_id)
             column = torch.full((rows,), pad_token_id, device=device)
             sampled.append(column.index_put((live,), tokens))
@@ -195,13 +202,14 @@ def decode(
                 live = live[going_on]
                 ended = ended[going_on]
             logits = forwards.step(ids)
-    return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)  # an ordinary tensor: made out here
+    # Made out here, so that it is an ordinary tensor and none of inference mode.
+    return torch.cat([input_ids, torch.stack(sampled, dim=1)], dim=1)
 
 
 def _processes_row_by_row(logits_processor: LogitsProcessorList, speed: Speed) -> bool:
-    """Return whether no processor would notice that rows have left."""
+    """Tell whether no processor would notice that rows have left."""
     reason = speed.barred.get(SpeedPart.DROPPED_ROWS)
-    kinds = {type(processor) for processor in logits_processor} - set(ROW_BY_ROW)
+    kinds = set(map(type, logits_processor)) - set(ROW_BY_ROW)
     if kinds:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         reason = f"{names} may hold something for each row of the first batch"
@@ -215,6 +223,7 @@ def _sampled(scores: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tenso
     probabilities = scores.softmax(dim=-1)
     if not probabilities.sum().isfinite():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    # With exponential numbers E, the largest of `p / E` is at i with probability p_i. `torch.multinomial` draws so.
     return (probabilities / exponential(live, rows, probabilities)).argmax(dim=-1)
 
 
@@ -238,7 +247,12 @@ def shared_prefill(
     generate = model.generate
     speed = speed or Speed()
 
-    def generate_rows(is_ours: bool, limits: Sequence[int] | None, kwargs: dict[str, Any], **of_round: int) -> Any:
+    def generate_rows(
+        is_ours: bool,
+        limits: Sequence[int] | None,
+        kwargs: dict[str, Any],
+        **of_round: int,
+    ) -> Any:
         if is_ours:
             kwargs["custom_generate"] = partial(decode, limits=limits, speed=speed, **of_round)
         elif limits is not None and "input_ids" in kwargs:
@@ -258,16 +272,16 @@ def shared_prefill(
             raise does_not_fit(error, ids, tokens, is_ours) from error
 
     def decoding_shared(*args: Any, **kwargs: Any) -> Any:
-        if args:  # whose rows nobody can tell
-            if shares:
-                speed.off("generate is called with positional arguments", *GENERATION)
-            return generate(*args, **kwargs)
         is_ours = shares
         if shares:
-            reason = why_not_decoded(model, kwargs)
+            reason = "generate is called with positional arguments"
+            if not args:
+                reason = why_not_decoded(model, kwargs)
             if reason:
                 speed.off(reason, *GENERATION)
                 is_ours = False
+        if args:  # whose rows nobody can tell
+            return generate(*args, **kwargs)
         if rows_at_once is not None:
             from trl_drgrpo.features.fast_path.decoding.rounds import in_rounds
 
@@ -282,12 +296,14 @@ def shared_prefill(
 def _inference(model: "DecodingModel") -> Iterator[None]:
     """`torch.inference_mode`: no views nor versions to keep count of. What modules keep of the forwards inside (rotary
     angles of longer rows) is made ordinary tensors, or a backward would refuse it. Quantized layers keep more."""
-    # Not `inference_mode(False)`: it switches gradients on.
-    mode = nullcontext() if getattr(model, "is_quantized", False) else torch.inference_mode()
+    mode = torch.inference_mode()
+    if getattr(model, "is_quantized", False):
+        mode = nullcontext()  # not `inference_mode(False)`: it switches gradients on
     try:
         with mode:
             yield
     finally:
+        # Buffers, and plain attributes: models keep tensors in either.
         for module in model.modules():
             for tensors in (module._buffers, vars(module)):
                 for name, value in tensors.items():

@@ -98,6 +98,7 @@ class Forwards:
             speed.on(SpeedPart.PROMPTS_ONCE)
 
     def _run_prompts(self, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+        # As in transformers' loop, which asks the model for the inputs of its first forward.
         inputs = self._model.prepare_inputs_for_generation(ids, is_first_iteration=True, **model_kwargs)
         outputs = self._model(**inputs, return_dict=True)
         cache = cache_of(outputs)
@@ -115,7 +116,10 @@ class Forwards:
         if reason:
             return reason
         holds_states = not is_plain(cache)
-        empty = None if is_tested else copy.deepcopy(cache)
+        # A model that fails the test runs all of its prompts, over a cache that is empty again.
+        empty = None
+        if not is_tested:
+            empty = copy.deepcopy(cache)
         first, copies = equal_rows(input_ids, self._kwargs.get("attention_mask"))
         ids = select_values(input_ids, first)
         prompts = select_inputs(self._kwargs, first)
@@ -125,6 +129,7 @@ class Forwards:
         self._prompts = copies
         if not is_tested:
             reason = why_states_elsewhere(self._prefilled)
+            # Only a comparison tells whether a layer's `reorder_cache` selects all of its states.
             if holds_states and not reason:
                 reason = self._why_wrong_rows(ids, prompts | {CACHE: self._prefilled}, logits)
             _why_not_selected[model] = reason
@@ -168,6 +173,7 @@ class Forwards:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows of the batch."""
+        # Before the first step the rows are copies of prompts, and only their numbers are selected.
         self._kwargs = select_inputs(self._kwargs, rows)
         if self._prefilled is not None:
             self._prompts = self._prompts[rows]
@@ -195,6 +201,7 @@ class Forwards:
                 self._speed.uses[SpeedPart.RECORDED_STEPS] += 1
                 return logits
             except Refused as refusal:
+                # Nothing of the step has been counted, so it runs below as all later ones do.
                 _why_not_replayed[self._model] = str(refusal)
                 self._speed.off(str(refusal), SpeedPart.RECORDED_STEPS)
                 self._replay = None
@@ -213,6 +220,7 @@ class Forwards:
 
     def _first_step(self, ids: torch.Tensor) -> torch.Tensor:
         """Take the step that decides on the cache."""
+        # Where a group cache is refused, transformers' own goes on from this one: nothing has written into it.
         prefilled = self._prefilled
         self._prefilled = None
         reason = self._speed.barred.get(SpeedPart.GROUP_CACHE) or _why_not.get(self._model)
@@ -241,6 +249,7 @@ class Forwards:
         reason = why_no_groups(prefilled)
         if reason:
             raise Refused(reason)
+        # Without them a model counts positions by the length of the cache, padding included.
         if self._kwargs.get("position_ids") is None:
             raise Refused("it gets no position_ids")
         if not is_tested:
@@ -275,7 +284,9 @@ class Forwards:
             return
         from trl_drgrpo.features.fast_path.decoding.replay import Replay
 
-        compared = None if self._model in _why_not_replayed else self._compared
+        compared = self._compared
+        if self._model in _why_not_replayed:  # an earlier generation has compared its steps
+            compared = None
         self._replay = Replay(self._over_groups, self._groups, compared)
         self._speed.on(SpeedPart.RECORDED_STEPS)
 
@@ -285,6 +296,7 @@ class Forwards:
         with without_noise(self._model):
             rows, expected = self._tested_rows(ids, prefilled)
             reason = None
+            # Fused layers first. If their logits differ, the same test with the model's own tells whose fault it is.
             for is_fused in (True, False):
                 try:
                     logits = self._tested_step(ids, prefilled, is_fused)
@@ -317,9 +329,11 @@ class Forwards:
             if not fused.proves_adapters():
                 _tested_without_adapters.add(self._model)
             with fused.in_place():
+                # The first step compares functions, and notes which adapters read the same input. All later ones run
+                # as the second does.
                 step()
                 fused.after_first_step()
-                return step()  # as all later ones
+                return step()
 
     def _compared(self, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
         difference = differs(logits, expected.float(), AGREEMENT_REPLAYED)
@@ -329,13 +343,15 @@ class Forwards:
 
     def _tested_rows(self, ids: torch.Tensor, prefilled: PrefilledCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row of each prompt, and its logits over transformers' cache."""
-        prompts_by_row = list(enumerate(self._prompts.tolist()))
-        row_of = {prompt: row for row, prompt in reversed(prompts_by_row)}  # the first row of each prompt stays
+        row_of: dict[int, int] = {}
+        for row, prompt in enumerate(self._prompts.tolist()):
+            row_of.setdefault(prompt, row)
         rows = torch.tensor(list(row_of.values()), device=ids.device)
         past = copy.deepcopy(prefilled)
         select_rows(past, self._prompts[rows])
         model_kwargs = select_inputs(self._kwargs, rows) | {CACHE: past}
-        return rows, plain_step(self._model, ids[rows], model_kwargs).float()
+        logits = plain_step(self._model, ids[rows], model_kwargs)
+        return rows, logits.float()
 
     def _agreement(self, *dtypes: torch.dtype) -> float:
         if getattr(self._model, "is_quantized", False):
@@ -346,6 +362,7 @@ class Forwards:
 def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> str | None:
     """Return how logits `(n, V)` differ; `None` where they are as close to the expected ones as this share of their
     scale."""
+    # The scale is how far logits lie from their mean: what all of them have in common changes no probability.
     difference = (logits.float() - expected.float()).abs().max().item()
     scale = (expected - expected.mean(dim=1, keepdim=True)).abs().max().item()
     if difference <= agreement * scale:  # not when one of them is NaN
@@ -356,12 +373,19 @@ def differs(logits: torch.Tensor, expected: torch.Tensor, agreement: float) -> s
 def equal_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `(U,)`, the first of each set of equal rows, and `(B,)`, which of them each row is a copy of."""
     compared = input_ids
-    if attention_mask is not None:
+    if attention_mask is not None:  # a token that is padding in one row may be text in another
         compared = torch.cat([input_ids, attention_mask], dim=1)
+    # Rows a, a, b are copies of 0, 0, 1, and the first of them are 0 and 2.
+    first = []
+    copies = []
     number_of: dict[tuple[int, ...], int] = {}
-    copies = [number_of.setdefault(tuple(row), len(number_of)) for row in compared.tolist()]
-    first = [copies.index(number) for number in range(len(number_of))]
-    return torch.tensor(first, device=input_ids.device), torch.tensor(copies, device=input_ids.device)
+    for number, row in enumerate(map(tuple, compared.tolist())):
+        if row not in number_of:
+            number_of[row] = len(first)
+            first.append(number)
+        copies.append(number_of[row])
+    device = input_ids.device
+    return torch.tensor(first, device=device), torch.tensor(copies, device=device)
 
 
 def _why_no_selection(model_kwargs: dict[str, Any]) -> str | None:
@@ -386,4 +410,6 @@ def why_not_recorded(model: nn.Module, device: torch.device) -> str | None:
     if len(set(device_map.values())) > 1:
         return "the model is on several devices"
     variables = [name for name in _NOT_CAPTURED if os.environ.get(name, "0") != "0"]
-    return f"{' and '.join(variables)} is set" if variables else None
+    if variables:
+        return f"{' and '.join(variables)} is set"
+    return None

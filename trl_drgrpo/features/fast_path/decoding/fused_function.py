@@ -54,10 +54,8 @@ class FusedFunction:
             expected_tensors = self.compared(expected, args, kwargs)
             # The first tensor is the output. A state in float32 is as precise as what it is computed from.
             tolerance = AGREEMENT.get(expected_tensors[0].dtype, AGREEMENT_BELOW)
-            self.agrees = all(
-                _is_close(fused, expected_tensor, tolerance)
-                for fused, expected_tensor in zip(fused_tensors, expected_tensors, strict=True)
-            )
+            for values, expected_values in zip(fused_tensors, expected_tensors, strict=True):
+                self.agrees &= _is_close(values, expected_values, tolerance)
         return expected
 
 

@@ -53,6 +53,7 @@ def _norm_form(module: nn.Module, kinds: list[Callable[[nn.Module], Iterator[For
     parameters = dict(module.named_parameters())
     if list(parameters) != ["weight"] or parameters["weight"].dim() != 1:
         return None
+    # On a CPU and in float32, where results can be compared closely, whatever the model runs in.
     alone = copy.deepcopy(module).to("cpu", torch.float32)
     weight = alone.get_parameter("weight")
     random = torch.Generator().manual_seed(0)  # the run's own generator stays where it is
@@ -74,12 +75,14 @@ def _norm_form(module: nn.Module, kinds: list[Callable[[nn.Module], Iterator[For
 
 def _plain_forms(module: nn.Module) -> Iterator[NormForm]:
     """Yield the forms that a norm of one input may have: with a number that it holds."""
+    # One of them may be its eps, whatever its name.
     numbers = [value for value in vars(module).values() if isinstance(value, float)]
     return starmap(NormForm, product(numbers, (0.0, 1.0)))
 
 
 def _fused_norm(module: nn.Module, form: Form) -> Callable[..., torch.Tensor]:
     """Return the forward of a norm in few operations, with the weights of this generation."""
+    # Once per generation, and not in every step: the weights do not change meanwhile.
     weight: Any = module.weight
     if form.offset:
         weight = weight + form.offset
@@ -114,8 +117,9 @@ class Rotation(FusedFunction):
         columns = cos.size(-1)
         # One token per row: (n, heads, 1, D), and (n, 1, columns) of `cos` and `sin`.
         fits = query.shape[2:] == key.shape[2:] and query.size(2) == 1 and cos.shape[1:] == (1, columns)
-        is_one_dtype = query.dtype == key.dtype == cos.dtype
-        if not fits or columns > query.size(3) or not is_one_dtype:
+        if not fits or columns > query.size(3):
+            return None
+        if not query.dtype == key.dtype == cos.dtype:
             return None
         half = columns // 2
         if cos is not self._cos:  # all layers of a step get the same tensor
@@ -124,6 +128,7 @@ class Rotation(FusedFunction):
         heads = torch.cat([query, key], dim=1)  # (n, heads + H, 1, D)
         turned = heads[..., :columns]
         rotated = torch.addcmul(turned * cos.unsqueeze(1), turned.roll(half, 3), self._signed_sin)
+        # The columns behind those that turn stay as they are: the result takes its place before them.
         if columns < heads.size(3):
             turned.copy_(rotated)
             rotated = heads
@@ -156,7 +161,8 @@ class FusedLayers:
             if module not in _norm_forms:
                 _norm_forms[module] = _norm_form(module, kinds)
             form = _norm_forms[module]
-            if form is not None and "forward" not in vars(module):  # such as one that fetches weights first
+            # A forward of its own may do more, such as fetch offloaded weights first.
+            if form is not None and "forward" not in vars(module):
                 self._norms[module] = form
         for file in files:
             rotation = getattr(file, ROTARY, None)

@@ -47,10 +47,17 @@ class Grid:
         device (`torch.device`): Where the cache is.
     """
 
-    def __init__(self, prompts: list[int], places: list[int], shape: tuple[int, int], device: torch.device):
+    def __init__(
+        self,
+        prompts: list[int],
+        places: list[int],
+        shape: tuple[int, int],
+        device: torch.device,
+    ):
         self.prompts = prompts
         self.places = places
         self.shape = shape
+        # Slots count the grid row by row: place 1 of prompt 2 in a grid 4 wide is slot 9.
         slots = [prompt * shape[1] + place for prompt, place in zip(prompts, places, strict=True)]
         self.slots = torch.tensor(slots, device=device)
         self.is_full = slots == list(range(self.size))  # row by row, nothing to move
@@ -60,6 +67,7 @@ class Grid:
     @classmethod
     def of(cls, prompts: list[int], number: int, device: torch.device) -> "Grid":
         """Return the smallest grid for rows of so many prompts."""
+        # Rows of a prompt take its places in their order; the prompt with most rows decides on the width.
         rows_of = [0] * number
         places = []
         for prompt in prompts:
@@ -86,7 +94,9 @@ class Grid:
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Turn `(P, W, ...)` into `(n, ...)`."""
         rows = rows.flatten(0, 1)
-        return rows if self.is_full else rows.index_select(0, self.slots)
+        if not self.is_full:
+            rows = rows.index_select(0, self.slots)
+        return rows
 
 
 class PrefilledLayer(Protocol):
@@ -136,7 +146,13 @@ class GroupLayer(CacheLayerMixin):
     keys: Any  # (P, H, W, capacity, D), as values; `None` before the first token
     values: Any
 
-    def __init__(self, prefilled: PrefilledLayer, grid: Grid, bias: torch.Tensor | None, most: int):
+    def __init__(
+        self,
+        prefilled: PrefilledLayer,
+        grid: Grid,
+        bias: torch.Tensor | None,
+        most: int,
+    ):
         super().__init__()
         self.grid = grid
         self.bias = bias
@@ -144,6 +160,7 @@ class GroupLayer(CacheLayerMixin):
         self.window: int | None = getattr(prefilled, "sliding_window", None)
         self.length = prefilled.get_seq_length()  # L; a window may have left fewer columns
         self.heads = prefilled.keys.size(1)
+        # Keys are transposed once, (P * H, D, L): every step multiplies queries with all of them.
         self.prompt_keys = prefilled.keys.flatten(0, 1).transpose(1, 2).contiguous()
         self.prompt_values = prefilled.values.flatten(0, 1)
         self.fixed: FixedStep | None = None  # while the step at hand has fixed shapes
@@ -154,8 +171,15 @@ class GroupLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: it begins with the prompts."""
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Write a token of each row. Returns its keys and values with a mark by which attention finds this layer."""
+        # A grid has one column to write in a step. Several tokens would need a mask among themselves.
         if key_states.size(2) != 1:
             raise ValueError("one token of each row at a time")
         if self.fixed is None:
@@ -177,10 +201,11 @@ class GroupLayer(CacheLayerMixin):
         columns = self.tokens - self.dropped
         if self.keys is not None and columns < self.keys.size(3):
             return
-        first = self.dropped  # column of the old buffers that the new ones begin with
+        first = self.dropped  # token that the new buffers begin with
         if self.window:
             first = max(first, self.tokens - self.window + 1)
         copied = self.tokens - first
+        # By a half of what is there, so that a long completion is not copied at every block.
         capacity = min(copied + max(BLOCK, copied // 2), max(self.most, copied + 1))
         prompts, width = self.grid.shape
         for name, states in (("keys", key_states), ("values", value_states)):
@@ -197,12 +222,14 @@ class GroupLayer(CacheLayerMixin):
     def seen(self, tokens: int) -> tuple[slice, slice]:
         """Return the columns of the prompts, and of the buffers, that a row's last token sees when it has written so
         many."""
-        first = 0  # column that a window begins with
+        first = 0  # column that a window begins with, in the prompt or behind it
         if self.window:
             first = max(0, self.length + tokens - self.window)
+        # transformers' layer has dropped columns of the prompt that the window had left behind.
         missing = self.length - self.prompt_values.size(1)
+        of_prompt = slice(max(0, first - missing), None)
         of_completion = slice(max(0, first - self.length - self.dropped), tokens - self.dropped)
-        return slice(max(0, first - missing), None), of_completion
+        return of_prompt, of_completion
 
     def visible(self) -> Visible:
         """Return keys and values that the newest token sees; in a fixed step all of them, some hidden by the bias."""
@@ -212,21 +239,32 @@ class GroupLayer(CacheLayerMixin):
             return Visible(self.prompt_keys, self.prompt_values, keys, values, self.fixed.bias)
         of_prompt, of_completion = self.seen(self.tokens)
         bias = self.prompt_bias()
+        if bias is not None:
+            bias = bias[:, :, of_prompt]
         return Visible(
             prompt_keys=self.prompt_keys[:, :, of_prompt],
             prompt_values=self.prompt_values[:, of_prompt],
             own_keys=keys[:, of_completion],
             own_values=values[:, of_completion],
-            bias=None if bias is None else bias[:, :, of_prompt],
+            bias=bias,
         )
 
     def prompt_bias(self) -> torch.Tensor | None:
         """Return what is added to scores of the prompts' columns that are held; `None`: nothing."""
+        if self.bias is None:
+            return None
         missing = self.length - self.prompt_values.size(1)
-        return None if self.bias is None else self.bias[:, :, missing:]
+        return self.bias[:, :, missing:]
 
-    def move(self, grid: Grid, prompts: torch.Tensor, places: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def move(
+        self,
+        grid: Grid,
+        prompts: torch.Tensor,
+        places: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         """Make `grid` the grid: its place `(p, w)` gets what `(prompts[p], places[p, w])` of the old one holds."""
+        # Prompts are copied only where some of them have left.
         if len(prompts) < self.grid.shape[0]:
             by_head = self.grid.shape[0], self.heads
             self.prompt_keys = self.prompt_keys.unflatten(0, by_head)[prompts].flatten(0, 1)
@@ -260,6 +298,7 @@ class GroupLayerWithStates(LinearAttentionLayer, GroupLayer):
 
     def __init__(self, prefilled: PrefilledLayer, rows: torch.Tensor, *of_group: Any):
         GroupLayer.__init__(self, prefilled, *of_group)
+        # transformers' class has no constructor that takes states: its attributes are copied, those of the prompts.
         for name in vars(LinearAttentionLayer()):
             setattr(self, name, copy.deepcopy(getattr(prefilled, name)))
         self.reorder_cache(rows)
@@ -284,12 +323,19 @@ class GroupCache(Cache):
 
     layers: Any
 
-    def __init__(self, prefilled: PrefilledCache, prompts: list[int], mask: torch.Tensor | None, most: int):
+    def __init__(
+        self,
+        prefilled: PrefilledCache,
+        prompts: list[int],
+        mask: torch.Tensor | None,
+        most: int,
+    ):
         # Some layers have no keys: those of running states alone, and those that attend to another layer's.
         first_keys = next(layer.keys for layer in prefilled.layers if getattr(layer, "keys", None) is not None)
         device = first_keys.device
         self.grid = Grid.of(prompts, len(first_keys), device)
         self.bias = None
+        # Without padding nothing is added to scores.
         if mask is not None and not mask.all():
             bias = torch.zeros_like(mask, dtype=torch.float32)
             self.bias = bias.masked_fill_(mask == 0, -torch.inf)[:, None]
@@ -297,6 +343,7 @@ class GroupCache(Cache):
         self.groups: list[GroupLayer] = []
         self.states = []
         layers = []
+        # By kind: a layer that shares the keys of another holds nothing, hybrids have states, alone or beside keys.
         for layer in prefilled.layers:
             if holds_nothing(layer):
                 layers.append(layer)
@@ -324,6 +371,7 @@ class GroupCache(Cache):
             for layer in self.groups:
                 layer.grid = self.grid
             return
+        # Prompts without a row leave. The rows of the others move to the first places of a narrower grid.
         alive = sorted(set(self.grid.prompts))
         new_numbers = [alive.index(prompt) for prompt in self.grid.prompts]
         grid = Grid.of(new_numbers, len(alive), rows.device)
@@ -331,7 +379,8 @@ class GroupCache(Cache):
         places[grid.prompts, grid.places] = torch.tensor(self.grid.places)
         prompts = torch.tensor(alive, device=rows.device)
         places = places.to(rows.device)
-        self.bias = None if self.bias is None else self.bias[prompts]
+        if self.bias is not None:
+            self.bias = self.bias[prompts]
         for layer in self.groups:
             layer.move(grid, prompts, places, self.bias)
         self.grid = grid
@@ -356,6 +405,7 @@ NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, Attribut
 @contextmanager
 def group_attention_in(model: "DecodingModel") -> Iterator[None]:
     """Inside the block the model attends to a [`GroupCache`]. Its own attention is back afterwards in any case."""
+    # A model and its parts may have configurations of their own, and each one names an attention.
     configs: list[Any] = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     before = {config._attn_implementation for config in configs}
     if len(before) != 1:
@@ -366,7 +416,8 @@ def group_attention_in(model: "DecodingModel") -> Iterator[None]:
             model.set_attn_implementation(NAME)
         except (ValueError, KeyError) as error:
             raise Refused(f"its attention cannot be replaced ({error})") from error
-        if any(config._attn_implementation != NAME for config in configs):  # some models only warn
+        # Some models (Bloom, Falcon, MPT) only warn, and keep their own.
+        if any(config._attn_implementation != NAME for config in configs):
             raise Refused("its attention cannot be replaced")
         yield
     finally:
@@ -407,6 +458,7 @@ def group_attention(
     Returns:
         `(n, 1, heads, D)`, and no weights.
     """
+    # The mark is on the tensor that `update` returned: an operation on keys or values would lose it.
     layer = getattr(key, LAYER, None)
     if layer is None or getattr(value, LAYER, None) is not layer:
         raise Refused("it changes keys or values after the cache")
@@ -422,19 +474,24 @@ def group_attention(
 
 
 def _attended(
-    layer: GroupLayer, query: torch.Tensor, scaling: float, softcap: float | None, sinks: torch.Tensor | None
+    layer: GroupLayer,
+    query: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return `(n, 1, heads, D)`, with one softmax over the prompt's scores and a row's own."""
     grid = layer.grid
     visible = layer.visible()
     prompts, width = grid.shape
     repeated = query.size(1) // layer.heads  # query heads of a key-value head
-    query = query[:, :, 0].to(visible.own_keys.dtype)
+    query = grid.spread(query[:, :, 0].to(visible.own_keys.dtype))
     # (P, H, W, repeated, D): a view both as rows of a prompt and as rows of a completion
-    query = grid.spread(query).unflatten(2, (layer.heads, repeated)).transpose(1, 2).contiguous()
+    query = query.unflatten(2, (layer.heads, repeated)).transpose(1, 2).contiguous()
     by_prompt = query.view(prompts * layer.heads, width * repeated, -1)
     by_row = query.view(-1, repeated, query.size(-1))
     scores = _scores(by_prompt, by_row, visible, scaling)  # (P * H * W, repeated, l + t)
+    # Each in this order: models cap their scores before a mask hides some, and sinks are neither capped nor hidden.
     if softcap is not None or sinks is not None:
         scores = scores.float()
     if softcap is not None:
@@ -443,9 +500,10 @@ def _attended(
         # Not `+=`, which would also copy the sum onto itself.
         biased = scores.view(prompts, -1, scores.size(2))[..., : visible.bias.size(2)]
         biased.add_(visible.bias)
-    if sinks is not None:
-        sinks = sinks.float().view(1, layer.heads, 1, repeated, 1).expand(prompts, -1, width, -1, -1)
-        scores = torch.cat([scores, sinks.reshape(len(by_row), repeated, 1)], dim=2)
+    if sinks is not None:  # of each query head, for each place
+        sinks = sinks.float().view(1, layer.heads, 1, repeated, 1)
+        sinks = sinks.expand(prompts, -1, width, -1, -1).reshape(len(by_row), repeated, 1)
+        scores = torch.cat([scores, sinks], dim=2)
     # Scores of half precision are summed up in float32 inside the softmax, too.
     weights = scores.softmax(dim=2).to(visible.own_values.dtype)
     columns = visible.prompt_values.size(1)
@@ -453,15 +511,22 @@ def _attended(
     over_own = weights[..., columns : columns + visible.own_values.size(1)]
     attended = torch.bmm(over_prompt, visible.prompt_values).view_as(by_row)
     attended.baddbmm_(over_own, visible.own_values)
+    # Back from (P, H, W, repeated, D) to a row of all query heads for each place.
     attended = attended.view(prompts, layer.heads, width, repeated, -1).transpose(1, 2).flatten(2, 3)
     return grid.gather(attended)[:, None]
 
 
-def _scores(by_prompt: torch.Tensor, by_row: torch.Tensor, visible: Visible, scaling: float) -> torch.Tensor:
+def _scores(
+    by_prompt: torch.Tensor,
+    by_row: torch.Tensor,
+    visible: Visible,
+    scaling: float,
+) -> torch.Tensor:
     """Return scores `(P * H * W, repeated, l + t)` of queries, as rows of a prompt and as rows of a completion.
 
     `baddbmm_` scales within the product; with `beta=0` it does not read what it writes to.
     """
+    # Prompts first: one product per prompt and head. Then one per row, over what it has written itself.
     columns = visible.prompt_keys.size(2)
     written = visible.own_keys.size(1)
     in_place = writes_into_place(by_row.device)

@@ -34,6 +34,7 @@ class GatedNormForm(NamedTuple):
 
     def apply(self, weight: torch.Tensor, states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the norm of states."""
+        # The gate comes before the norm, as in Mamba 2, or behind it.
         factor = self.activation(gate)
         if self.is_first:
             states = states * factor
@@ -43,11 +44,14 @@ class GatedNormForm(NamedTuple):
             by_group = states.unflatten(-1, (-1, self.columns))
             normed = nn.functional.rms_norm(by_group, (self.columns,), eps=self.eps)
             normed = normed.flatten(-2) * weight
-        return normed if self.is_first else normed * factor
+        if not self.is_first:
+            normed = normed * factor
+        return normed
 
 
 def gated_forms(module: nn.Module) -> Iterator[GatedNormForm]:
     """Yield the forms that a norm with a gate may have."""
+    # No name is asked for: every number that the module holds may be its eps, or the size of its groups.
     fields = vars(module).values()
     numbers = [value for value in fields if isinstance(value, float)]
     width = module.get_parameter("weight").numel()

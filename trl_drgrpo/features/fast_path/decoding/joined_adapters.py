@@ -54,15 +54,16 @@ class SharedProduct:
             self._low = (inputs @ self._down).split(ranks, dim=1)
             self._input = states
         low = self._low[place]  # (n, r)
+        up = self._ups[place]  # (r, O), scaled
         if place == len(self._ups) - 1:
             # Nobody reads them any more: a recording can use their memory again.
             self._input = None
             self._low = ()
         outputs = output.view(-1, output.size(-1))
         if output.dtype == low.dtype:
-            outputs.addmm_(low, self._ups[place])
+            outputs.addmm_(low, up)
         else:  # `addmm_` takes one dtype
-            outputs.add_(low @ self._ups[place])
+            outputs.add_(low @ up)
         return output
 
 
@@ -81,22 +82,35 @@ class JoinedAdapters:
     """
 
     def __init__(self, model: nn.Module, speed: Speed):
-        reasons = {layer: why_not_plain(layer) for layer in active_lora_layers(model)}
-        self.layers = [layer for layer, reason in reasons.items() if reason is None]
+        self.layers: list[AdaptedLayer] = []
+        refusals = []
+        for layer in active_lora_layers(model):
+            reason = why_not_plain(layer)
+            if reason is None:
+                self.layers.append(layer)
+            else:
+                refusals.append(reason)
         # Inputs are held: their identity is compared, and a new tensor may take the address of a freed one.
         self._first_calls: list[tuple[torch.Tensor, AdaptedLayer]] | None = []
         self._products: dict[AdaptedLayer, tuple[SharedProduct, int]] = {}
-        refusals = [reason for reason in reasons.values() if reason is not None]
         if refusals:
-            speed.off(f"{refusals[0]} ({len(refusals)} of {len(reasons)} layers)", SpeedPart.JOINED_ADAPTERS)
-        elif reasons:
+            count = len(self.layers) + len(refusals)
+            speed.off(f"{refusals[0]} ({len(refusals)} of {count} layers)", SpeedPart.JOINED_ADAPTERS)
+        elif self.layers:
             speed.on(SpeedPart.JOINED_ADAPTERS)
 
-    def forward(self, layer: AdaptedLayer, states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(
+        self,
+        layer: AdaptedLayer,
+        states: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         """Compute what `layer.forward(states)` does."""
         if args or kwargs:  # such as another adapter for each row
             return type(layer).forward(layer, states, *args, **kwargs)
         output = layer.base_layer(states)
+        # A layer that was not called in the first step has a product of its own from its first call on.
         if layer not in self._products:
             product = SharedProduct([layer], _product_dtype(layer, output))
             self._products[layer] = (product, 0)
@@ -107,6 +121,7 @@ class JoinedAdapters:
 
     def join(self) -> None:
         """Share a product among the layers that have read the same tensor in the first step."""
+        # By the identity of the input, and by dtype: layers of another one have a product of their own.
         readers: dict[tuple[int, torch.dtype], list[AdaptedLayer]] = {}
         for states, layer in self._first_calls or ():
             product, _ = self._products[layer]
@@ -129,4 +144,4 @@ def _product_dtype(layer: AdaptedLayer, output: torch.Tensor) -> torch.dtype:
     lowered = autocast_dtype(output.device.type)
     if lowered is not None and dtype != torch.float64:  # autocast leaves double precision alone
         return lowered
-    return dtype if dtype.itemsize < output.dtype.itemsize else output.dtype
+    return min(output.dtype, dtype, key=lambda kind: kind.itemsize)

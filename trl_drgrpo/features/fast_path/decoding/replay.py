@@ -54,19 +54,11 @@ class FixedStep:
         columns = layer.prompt_values.size(1)
         prompt_bias = self.bias[:, :, :columns]
         completion_bias = self.bias[:, :, columns:]
+        # In place: a recording reads this memory.
         self.column.fill_(layer.tokens - layer.dropped)
         self.bias.fill_(-torch.inf)
         prompt_bias[:, :, prompt_columns] = 0 if padding is None else padding[:, :, prompt_columns]
         completion_bias[:, :, completion_columns] = 0
-
-
-def fix_steps(cache: GroupCache) -> list[FixedStep]:
-    """Give steps fixed shapes until [`GroupCache.free_steps`], as long as buffers do not grow and no row leaves.
-    Returns one step for the layers of each window."""
-    of_window = {layer.window: FixedStep(layer) for layer in cache.groups}
-    for layer in cache.groups:
-        layer.fixed = of_window[layer.window]
-    return list(of_window.values())
 
 
 class Replay:
@@ -101,20 +93,24 @@ class Replay:
         for layer in layers:
             layer.make_room(layer.keys, layer.values)
         states = self._running_states()
-        # Values grow together with keys.
+        # A recording is bound to a grid and to addresses. Values grow together with keys.
         buffers = [layer.keys for layer in layers] + states
         memory = (self._groups.grid, [buffer.data_ptr() for buffer in buffers])
         is_new = memory != self._recorded_over
         if is_new:
             self._again = None  # frees its memory
             self._recorded_over = memory
-            self._fixed = fix_steps(self._groups)
+            # Shapes are fixed from here on, until buffers grow or rows leave. Layers of one window share a step.
+            self._fixed = {layer.window: FixedStep(layer) for layer in layers}
+            for layer in layers:
+                layer.fixed = self._fixed[layer.window]
             self._tokens = tokens.clone()
             self._positions = positions.clone()
         self._tokens.copy_(tokens)
         self._positions.copy_(positions)
-        for fixed in self._fixed:
+        for fixed in self._fixed.values():
             fixed.point()
+        # A step that is recorded a second time, or compared, begins again from the same states.
         values = []
         if is_new or self._differs is not None:
             values = [state.clone() for state in states]
@@ -141,7 +137,8 @@ class Replay:
 
     def _recorded(self, values: list[torch.Tensor]) -> torch.Tensor:
         device = self._tokens.device
-        with suppress(RuntimeError):  # a kernel may wait once, when it is loaded
+        # Twice: a kernel may wait once, when it is loaded.
+        with suppress(RuntimeError):
             logits, self._again = record(self._run_again, device)
             return logits
         self._put_back(values)
@@ -157,9 +154,11 @@ class Replay:
         logits = self._again()
         if self._differs is None:
             return logits
+        # The first replay is compared with the step itself, from the same states: by its logits, and by its states.
         replayed = [state.clone() for state in self._running_states()]
         self._put_back(values)
-        wrong = self._differs(logits, self._run_again())
+        expected_logits = self._run_again()
+        wrong = self._differs(logits, expected_logits)
         for state, expected in zip(replayed, self._running_states(), strict=True):
             tolerance = AGREEMENT * expected.abs().max().item()
             if not torch.allclose(state, expected, rtol=AGREEMENT, atol=tolerance):
@@ -184,16 +183,19 @@ def record(step: Step, device: torch.device) -> tuple[torch.Tensor, Step]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
+        # A capture needs a stream of its own: CUDA refuses it on the default one.
         stream = _stream()
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                with _refusing_to_wait():  # a recording that fails leaves more behind than a step that does
-                    first = step()  # loads kernels, and the work space of matrix products on this stream
+                # A step before the recording loads kernels, and the work space of matrix products on this stream. It
+                # finds out what waits, too: a recording that fails leaves more behind than a step that does.
+                with _refusing_to_wait():
+                    first = step()
                 recorded = _captured(graph, step)
         finally:
             current.wait_stream(stream)
-        first.record_stream(current)
+        first.record_stream(current)  # its memory is not given away while the current stream reads it
 
     def again() -> torch.Tensor:
         with torch.cuda.device(device):

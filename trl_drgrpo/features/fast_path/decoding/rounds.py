@@ -41,15 +41,16 @@ def in_rounds(
         `torch.Tensor` of shape `(B, L + T)`, int64: As from a single round, padded behind a row's end.
     """
     ids = kwargs.get("input_ids")
-    rows = len(ids) if isinstance(ids, torch.Tensor) else 0
-    if rows <= rows_at_once:
+    if not isinstance(ids, torch.Tensor) or len(ids) <= rows_at_once:
         return generate(limits, kwargs)
+    # A tensor that is not known to have a row for each completion cannot be cut.
     tensors = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
     unknown_tensors = [name for name in tensors if name not in _BY_ROW]
     if unknown_tensors:
         _say_one_round(", ".join(unknown_tensors))
         return generate(limits, kwargs)
-    device = kwargs["input_ids"].device
+    rows = len(ids)
+    device = ids.device
     rewind = random_state(device)
     longest = 0
     state_after_longest = rewind
@@ -59,14 +60,17 @@ def in_rounds(
         if draws_all:  # only then: rounds of a loop that draws for the rows it has would all sample the same
             rewind()
         of_rows = {name: kwargs[name][these] for name in _BY_ROW if name in kwargs}
-        limits_of_rows = None if limits is None else limits[these]
+        limits_of_rows = None
+        if limits is not None:
+            limits_of_rows = limits[these]
         output = generate(limits_of_rows, {**kwargs, **of_rows}, first_row=first, rows_drawn=rows)
         outputs.append(output)
         if output.size(1) > longest:
             longest = output.size(1)
             state_after_longest = random_state(device)
+    # A single round goes on until its longest row ends: there it leaves the generator.
     if draws_all:
-        state_after_longest()  # where a single round, which goes on until its longest row ends, leaves the generator
+        state_after_longest()
     pad_token_id = getattr(kwargs.get("generation_config"), "pad_token_id", None) or 0
     padded = [functional.pad(output, (0, longest - output.size(1)), value=pad_token_id) for output in outputs]
     return torch.cat(padded)

@@ -56,6 +56,7 @@ def delta_rule(
         return None
     if query.size(1) != 1 or cu_seqlens is not None or not output_final_state:
         return None
+    # As in transformers, the rule is computed in float32, the dtype of states, whatever that of the model.
     rows, heads, columns, _ = state.shape
     dtype = query.dtype
     query = query.float()
@@ -66,14 +67,16 @@ def delta_rule(
         query = functional.rms_norm(query, (columns,), eps=1e-6 / columns)
         key = functional.rms_norm(key, (columns,), eps=1e-6 / columns)
         length = columns**-0.5
-    if query.size(2) != heads:
+    if query.size(2) != heads:  # several heads of values share a key
         query = query.repeat_interleave(heads // query.size(2), dim=2)
         key = key.repeat_interleave(heads // key.size(2), dim=2)
     query = query.reshape(rows * heads, 1, columns)
     key = key.reshape(rows * heads, 1, columns)
     value = value.float().reshape(rows * heads, 1, -1)
     by_head = state.view(rows * heads, columns, -1)
-    state.mul_(g.float().exp().reshape(rows, heads, -1, 1))
+    decay = g.float().exp().reshape(rows, heads, -1, 1)
+    state.mul_(decay)
+    # beta (v - k S), then S + k of that, where k has the length that was left out of the norm.
     change = torch.baddbmm(value, key, by_head, alpha=-length)
     change.mul_(beta.float().reshape(rows * heads, 1, 1))
     by_head.addcmul_(key.transpose(1, 2), change, value=length)
@@ -108,6 +111,7 @@ def convolution(
         return None
     if not hidden_states.dtype == conv_state.dtype == weight.dtype:
         return None
+    # The newest `taps - 1` columns and the new one. The state keeps as many of them as it had.
     window = torch.cat([conv_state[:, :, columns - taps + 1 :], hidden_states], dim=2)
     conv_state.copy_(window[:, :, taps - columns :])
     # A product per channel: `conv1d` of so few columns takes up to twice as long on a CPU.
@@ -150,13 +154,15 @@ def selective_update(
     shape = hidden_states.shape
     dtype = hidden_states.dtype
     inputs = hidden_states.float()
+    # Bias and softplus in the dtype of the model, as in its own function: float32 would round otherwise.
     step = _once(dt)
     if dt_bias is not None:
         step = step + _once(dt_bias).to(step.dtype)
     if dt_softplus:
         step = functional.softplus(step)
     step = step.float()
-    state.mul_((step.unsqueeze(-1) * _once(A).float()).exp())
+    decay = (step.unsqueeze(-1) * _once(A).float()).exp()
+    state.mul_(decay)
     rows = state.size(0)
     columns = state.size(-1)
     groups = B[0].numel() // columns

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from trl_drgrpo.features.fast_path.decoding.model_inputs import DecodingModel
 
 
-def does_not_fit(error: Exception, input_ids: torch.Tensor, tokens: int, shares: bool) -> Exception:
+def does_not_fit(
+    error: Exception,
+    input_ids: torch.Tensor,
+    tokens: int,
+    shares: bool,
+) -> Exception:
     """
     Return the error to raise in place of torch's, of the same type. What takes most of the cache is named first.
 
@@ -34,20 +39,23 @@ def does_not_fit(error: Exception, input_ids: torch.Tensor, tokens: int, shares:
     """  # noqa: E501
     rows, columns = input_ids.shape
     prompts = len({tuple(row) for row in input_ids.tolist()})
+    # Keys and values are counted in tokens: every token takes the same memory in each layer.
     prompts_held = prompts if shares else rows
     prompt_tokens = prompts_held * columns
     completion_tokens = rows * tokens
     share = round(100 * completion_tokens / max(1, prompt_tokens + completion_tokens))
     shorter = f"lower max_completion_length ({tokens:,} tokens: {share}% of the cache)"
     fewer = f"set generation_rows below {rows:,} (rounds of fewer rows cost time alone)"
-    remedies = [shorter, fewer] if share >= 50 else [fewer, shorter]
+    remedies = [fewer, shorter]
     if not shares and prompts < rows:
         sharing = (
             'set fast_generation=True and micro_batching="exact" '
             f"(each prompt is held {rows / prompts:.3g} times: {100 - share}% of the cache)"
         )
-        place = 0 if share < 50 else len(remedies)
-        remedies.insert(place, sharing)
+        remedies.insert(0, sharing)
+    # First against what takes most: the prompts, as listed, or else the completions.
+    if share >= 50:
+        remedies.reverse()
     remedy = ", ".join(remedies[:-1]) + f", or {remedies[-1]}"
     return torch.OutOfMemoryError(
         f"generation: got {rows:,} completions of up to {tokens:,} tokens for {prompts:,} prompts of up to {columns:,}"
