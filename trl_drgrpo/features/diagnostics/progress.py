@@ -81,10 +81,15 @@ class ProgressCallback(DescribingCallback):
                 "training", total=state.max_steps, completed=state.global_step, status=""
             )
             self._bar.start()
+        if state.is_world_process_zero and args.eval_on_start:  # it may take minutes before its first batch ends
+            self._print(f"evaluation at step {state.global_step} begins")
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         """Say that the training begins: the first step may take minutes."""
-        if state.is_world_process_zero and state.global_step == self._first_step:
+        if state.global_step != self._first_step:
+            return
+        self._began = self._clock()  # an evaluation before it says nothing of the time that steps take
+        if state.is_world_process_zero:
             self._print(f"training steps {state.global_step + 1} to {state.max_steps}")
 
     def on_step_end(self, args, state, control, **kwargs) -> None:

@@ -344,19 +344,26 @@ _WORTH_A_LINE = re.compile(
 
 
 def metric_rows(history: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Return name, first and last logged value of each metric worth a line, and the step of the last."""
+    """Return name, first and last logged value of each metric worth a line, and the step of the last.
+
+    A value that was logged once is the last one alone: as both it would read as no change.
+    """
     first: dict[str, float] = {}
     last: dict[str, tuple[float, int]] = {}
+    logged_again: set[str] = set()
     for entry in history:
         for name, value in entry.items():
             if isinstance(value, (int, float)) and _WORTH_A_LINE.match(_metric_of(name)):
+                if name in first:
+                    logged_again.add(name)
                 first.setdefault(name, value)
                 last[name] = (value, int(entry.get("step", 0)))
     rows = []
     # Evaluations first, and in them the reward: the numbers that readers compare models by.
     for name in sorted(first, key=lambda name: (not name.startswith("eval_"), not name.endswith("reward"), name)):
         value, step = last[name]
-        rows.append((name, f"{first[name]:.4g}", f"{value:.4g}", f"{step}"))
+        first_value = f"{first[name]:.4g}" if name in logged_again else ""
+        rows.append((name, first_value, f"{value:.4g}", f"{step}"))
     return rows
 
 

@@ -33,7 +33,7 @@ class Run:
         self.file, self.now = io.StringIO(), 0.0
         self.console = Console(file=self.file, force_terminal=terminal, width=200)
         self.progress = ProgressCallback(self.console, clock=lambda: self.now, **options)
-        self.args = SimpleNamespace(disable_tqdm=disable_tqdm)
+        self.args = SimpleNamespace(disable_tqdm=disable_tqdm, eval_on_start=False)
         self.state = SimpleNamespace(global_step=first_step, max_steps=40, is_world_process_zero=main)
 
     def __call__(self, logs=LOGS):
@@ -102,6 +102,20 @@ def test_slow_steps_have_a_line_each(seconds, options, steps):
     assert [line.split()[1] for line in lines] == [f"{step}/40" for step in steps]
     assert all("left" in line for line in lines[:-1])
     assert ["loss" in line for line in lines] == [step % 10 == 0 for step in steps]
+
+
+def test_an_evaluation_on_start_is_announced_and_costs_the_steps_no_time():
+    run = Run(first_step=38)
+    run.args.eval_on_start = True
+    run.progress.on_train_begin(run.args, run.state, None)
+    run.now += 600
+    run.progress.on_step_begin(run.args, run.state, None)
+    run.now += 5
+    run.state.global_step += 1
+    run.progress.on_log(run.args, run.state, None, logs=LOGS)
+    announced, begun, step = run.file.getvalue().splitlines()
+    assert (announced, begun) == ("evaluation at step 38 begins", "training steps 39 to 40")
+    assert step.endswith("  0:05 left")
 
 
 def test_the_summary_does_not_repeat_the_last_step():
