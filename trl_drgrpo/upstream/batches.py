@@ -129,6 +129,7 @@ class CreditedBatch(RolloutBatch):
         """Mean of the sampling ratios over the tokens of each row `(b,)`; NaN where no token is trained on."""
         if self.sampling_ratios is None:
             return None
+        # A ratio of `(b, 1)` becomes one per token here; a row without trained tokens is 0 / 0.
         return (self.sampling_ratios * self.trained_mask).sum(dim=1) / self.trained_mask.sum(dim=1)
 
     @property
@@ -205,7 +206,7 @@ def checked_advantages(advantages: object, batch: RolloutBatch, source: str) -> 
         raise RewardError(source, f"shape {tuple(advantages.shape)}", f"shape {shapes}", "Return one number for each.")
     trained = batch.trained_mask.bool()
     advantages = advantages.detach().to(trained.device, torch.float32)
-    if advantages.dim() == 2:
+    if advantages.dim() == 2:  # whatever stands on padding, NaN included, has no part in the loss
         advantages = torch.where(trained, advantages, 0.0)
     invalid = (~advantages.isfinite()).nonzero()
     if len(invalid):
@@ -224,7 +225,7 @@ def checked_advantages(advantages: object, batch: RolloutBatch, source: str) -> 
 def _step_at(batch: RolloutBatch, row: int, token: int) -> str:
     if batch.step_ends is None:
         return ""
-    ends = batch.step_ends[batch.own_rows][row]
+    ends = batch.step_ends[batch.own_rows][row]  # inclusive
     return f" (step {sum(end < token for end in ends)})"
 
 
@@ -249,7 +250,7 @@ def unknown_keys(inputs: Mapping[str, object]) -> list[str]:
 
 
 def row_of(inputs: Rollouts, index: int) -> dict[str, torch.Tensor]:
-    """One row, without padding columns, on the CPU."""
+    """One row, its prompt without padding, on the CPU."""
     is_prompt = inputs["prompt_mask"][index].bool().cpu()
     width = inputs["completion_mask"].size(1)
     row = {}
@@ -257,6 +258,7 @@ def row_of(inputs: Rollouts, index: int) -> dict[str, torch.Tensor]:
         if key in OF_THE_BATCH:
             continue
         value = rows[index].cpu()
+        # Completions keep their padding: `joined_rows` adds to it on the same side.
         if key in OF_PROMPTS:
             value = value[is_prompt]
         elif key not in OF_COMPLETIONS and value.dim() and value.size(0) not in (1, width):
