@@ -48,10 +48,11 @@ def check_adapter_dir(adapter: Path) -> None:
     kind = f"a folder without {_ADAPTER_FILE}"
     expected = "an adapter's folder"
     remedy = "Name the folder that a LoRA run wrote."
+    inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
     if not adapter.is_dir():
         kind = "a file" if adapter.exists() else "which does not exist"
         remedy = "Check the path."
-    elif inner := sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}")):
+    elif inner:
         kind = "which holds adapters in subfolders only"
         expected = "the folder of one adapter"
         remedy = f"Name one of them: {', '.join(inner)}."
@@ -157,7 +158,7 @@ def attach(model: "PreTrainedModel", adapter: Path, is_trainable: bool = False) 
 
     try:
         peft_model = PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
-        # Once more, as only this says what fits.
+        # Once more, as only this says what fits: `from_pretrained` drops the result of loading.
         loaded = peft_model.load_adapter(str(adapter), "default", is_trainable=is_trainable)
     except Exception as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
@@ -322,8 +323,10 @@ class _Unmerged:
         difference = _largest_difference(_logits(merged, self.inputs), self.logits)
         scale = self.max_logit
         allowed = TOLERANCES[dtype] * max(1.0, scale)
-        # An effect below 1e-4 of the logits is in the range in which float32 rounds, too.
+        # The merge is nearer to the base than to the adapter. An effect below 1e-4 of the logits is in the range in
+        # which float32 rounds, too, and says nothing.
         is_lost = self.effect > 1e-4 * scale and difference > self.effect / 2
+        # Half precision may lose an update, which is said below. In float32 nothing but a wrong base loses one.
         if math.isinf(difference) or difference > allowed or (is_lost and dtype == "float32"):
             if is_lost:
                 allowed = min(allowed, self.effect / 2)
@@ -356,7 +359,7 @@ def _write(
     adapted = attach(model, adapter)
     logits = _logits(adapted, inputs)
     unmerged = _Unmerged(inputs, logits, _largest_difference(logits, logits_of_base))
-    if unmerged.effect == 0:
+    if unmerged.effect == 0:  # B starts at 0, and a run without a step leaves it there
         logger.warning("%s changes nothing: the merged model is its base.", adapter)
     try:
         merged = adapted.merge_and_unload(safe_merge=True)
@@ -417,6 +420,7 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict[str, Any], folder: P
 def _appearing(output: Path) -> Iterator[Path]:
     """Make a folder beside `output` that takes its name at the end of the block, or is removed if the block fails."""
     check_writable("output", str(output))
+    # Beside it: a folder can be renamed within a file system alone.
     part = output.parent / f".{output.name}.part-{os.getpid()}"
     try:
         with room_needed(part, lambda: "No merged model was written."):

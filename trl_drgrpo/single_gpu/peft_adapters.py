@@ -118,6 +118,7 @@ def check_adapter(
         if not _trains(model):
             remedy = "Load it with PeftModel.from_pretrained(..., is_trainable=True)."
             raise InputError("model", "an adapter in which every parameter is frozen", "a trainable adapter", remedy)
+    # A quantized model trains where transformers has put an adapter into it, or its weights stay trainable.
     elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
         if not getattr(getattr(model, "hf_quantizer", None), "is_qat_trainable", False):
             raise _no_adapter("a quantized model without an adapter")
@@ -200,6 +201,7 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, Tensor], adapter_dt
             # which PEFT does not pass on. Past nn.Module, for which it would be a second parameter.
             object.__setattr__(module, "bias", module.original_module.bias)
     if adapter_dtype == "float32" and is_quantized(model):
+        # The values from before the cast, not the rounded ones in a wider type.
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name in created and created[name].dtype != parameter.dtype:
                 parameter.data = created[name].to(parameter.device)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trl_drgrpo.upstream.argument_types import Data, Processor
 
-_AT_ONCE = 256  # prompts that are tokenized together
+AT_ONCE = 256  # prompts that are tokenized together
 Tokenize = Callable[[list[Any]], list[list[int]]]
 
 
@@ -43,10 +43,12 @@ def context_length(config: "PreTrainedConfig") -> int | None:
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or getattr(text, "alibi", False):
         return None
+    # `rope_parameters` since transformers 5; newer configurations have one mapping in it per kind of layer.
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
+    for scaling in (rope, *rope.values()):
         if not isinstance(scaling, Mapping):
             continue
+        # Such as YaRN's 4 over 32,768 original positions: 131,072, where `max_position_embeddings` may say either.
         factor = scaling.get("factor")
         if isinstance(factor, int | float):
             original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
@@ -76,6 +78,7 @@ def check_vocabulary(
     tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
     if processing_class is None or rows is None or not hasattr(tokenizer, "get_vocab"):
         return
+    # Most tokenizers end here, and no prompt is tokenized.
     names = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
     if not names:
         return
@@ -116,6 +119,6 @@ def _tokenizing(processing_class: "Processor", template: Mapping[str, Any]) -> T
 def _prompt_ids(dataset: "Data", tokenize: Tokenize) -> Iterator[tuple[int, list[int]]]:
     """Yield row number and token ids of the prompts of a split."""
     rows = prompt_rows(dataset)
-    while batch := dict(islice(rows, _AT_ONCE)):
+    while batch := dict(islice(rows, AT_ONCE)):
         all_ids = tokenize([row["prompt"] for row in batch.values()])
         yield from zip(batch, all_ids, strict=True)

@@ -15,6 +15,7 @@ anything:
 - `AdaptedLinear`: PEFT's LoRA layer.
 """
 
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -70,9 +71,8 @@ class Ledger(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         call = _call(func, args, kwargs)
-        form = self._forms.get(call) if call is not None else None
-        if form is not None:
-            shape, strides, dtype = form
+        if call in self._forms:
+            shape, strides, dtype = self._forms[call]
             out: object = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         else:
             out = func(*args, **kwargs)
@@ -92,6 +92,7 @@ class Ledger(TorchDispatchMode):
             return
         size = storage.nbytes() if counts else 0
 
+        # Called when the storage dies, so the address may stand for another one afterwards.
         def leave(_: object) -> None:
             self._references.pop(key, None)
             self.live -= size
@@ -140,12 +141,14 @@ def _gives_a_new_tensor(func: torch._ops.OpOverload) -> bool:
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
 HEAD_TOKENS = 4096
 HEAD_VOCABULARY = 32768
-# Bytes per logit that come and go while a tile is folded, in the forward and in the backward.
+# Bytes per logit that come and go while a tile is folded, in the forward and in the backward: none in the Triton
+# kernel. Those of plain PyTorch are held against real runs by `tests/trainer/test_memory_measured.py`.
 FOLDING_BYTES = {"cuda": (0, 0), "cpu": (12, 29)}
-# Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
+# Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books, in
+# float32: 16 values for the weights, 256 for the scales.
 BLOCK = 64
 NESTED_BLOCK = 256
-CODE_BYTES = 64 + 1024
+CODE_BYTES = 4 * (16 + 256)
 
 # What autocast runs in its type; and what it runs in float32, on a GPU alone.
 _LOWER = {
@@ -212,6 +215,7 @@ class Precision(TorchFunctionMode):
             args = tuple(map(self._lowered, args))
             kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
+            # `softmax` and the like get their tensors by position.
             args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
         # The kernels that the meta device lacks, or replaces by plain ops that would allocate more.
         if func is functional.scaled_dot_product_attention:
@@ -369,7 +373,10 @@ def fused_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, compute: tor
     def run(hidden: Tensor, weight: Tensor, bias: Tensor | None):
         statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
         tile = _tile(hidden, weight, compute, forward_bytes)
-        log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
+        # The sums behind the last tile give one number of each kind per token.
+        log_z = torch.empty_like(statistics[0])
+        log_probs = torch.empty_like(log_z)
+        entropy = torch.empty_like(log_z)
         del tile
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
@@ -426,14 +433,14 @@ class QuantizedLinear(nn.Module):
         self.compute = compute
         self.bits = bits
         self.packed = packed or bits == 8
-        blocks = -(-rows * columns // BLOCK)
+        blocks = math.ceil(rows * columns / BLOCK)
         if bits == 8:
             scales = 4 * rows
         elif nested:  # a byte per block, and float32 scales of these
-            scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES
+            scales = blocks + 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_BYTES
         else:
             scales = 4 * blocks + 64  # float32, and the code book of 16 values
-        self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
+        self.weight = nn.Parameter(_bytes(math.ceil(rows * columns * bits / 8)), requires_grad=False)
         self.register_buffer("scales", _bytes(scales))
         self.bias = bias
 
@@ -443,9 +450,7 @@ class QuantizedLinear(nn.Module):
         packed = self.packed
 
         def run(x: Tensor):
-            weight = None
-            if not packed:
-                weight = x.new_empty(shape)
+            weight = None if packed else x.new_empty(shape)
             out = x.new_empty(*x.shape[:-1], shape[0])
             del weight
             return out, []  # nothing is saved: the backward unpacks the weight again

@@ -140,6 +140,7 @@ class Skeleton:
                 targets = _default_targets(self.config.model_type)
             else:
                 targets = adapter.targets
+        # A list, as layers are replaced on the way.
         for name, layer in list(self.model.named_modules()):
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
@@ -178,7 +179,8 @@ def _language_model(config: "PreTrainedConfig", dtype: torch.dtype) -> Any:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
     try:
         return AutoModelForCausalLM.from_config(config, **options)
-    except (KeyError, ValueError):  # a class of its own for each attention (Falcon)
+    except (KeyError, ValueError):
+        # A class of its own for each attention (Falcon). With sdpa, transformers turns some masks into none.
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
