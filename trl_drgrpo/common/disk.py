@@ -41,6 +41,7 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, DiskFullError) or not _is_full(error, folder):
             raise
+        # The folder itself may not have been made.
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(existing).free / 1e6
         file = _file_of(error, folder)
@@ -50,8 +51,9 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    if any(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes(error)):
-        return True
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return True
     if isinstance(error, SafetensorError):  # Rust's own words
         return any(f"os error {number}" in str(error) for number in _FULL)
     return isinstance(error, RuntimeError) and _takes_no_more(folder)  # torch's writer gives no reason
@@ -73,6 +75,7 @@ def _file_of(error: BaseException, folder: Path) -> str:
         return str(error.filename)
     if isinstance(error, SafetensorError):  # it takes the unfinished file away
         return f"the weights in {folder}"
+    # torch's writer leaves it, and it is the newest.
     files = [path for path in folder.rglob("*") if path.is_file()]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns, default=folder))
 
@@ -103,7 +106,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
         return
     refuse_irregular(str(path), path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # transformers uploads no file whose name begins like this
+    # Written beside the file, then renamed: who reads it finds the old one or the new one, and never a half. Its name
+    # is that of one thread, and begins with "_", which transformers does not upload.
     part = path.with_name(f"_{path.name[:60]}.{os.getpid()}-{threading.get_native_id()}")
     part.unlink(missing_ok=True)
     try:
@@ -139,8 +143,9 @@ def _opened_stream(path: Path) -> IO[bytes]:
     match = _DESCRIPTOR.fullmatch(os.path.abspath(path))
     if match is None:
         return open(path, "wb", buffering=0)
+    # What was printed before stands before it. Not opened by its name: where stdout is a file that would begin at its
+    # start again.
     sys.stdout.flush()
-    # Not opened by its name: where stdout is a file that would begin at its start again.
     return os.fdopen(os.dup(_DESCRIPTORS.get(match[1]) or int(match[2])), "wb")
 
 
@@ -206,8 +211,10 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
         return
     if path.is_dir():
         raise InputError(field, f"{name}, a folder", "a file to write", "Name a file in it.")
-    for other in map(Path, others):
-        files = (file for file in other.glob("*") if file.suffix in _DATA) if other.is_dir() else [other]
+    for used in map(Path, others):
+        files = [used]
+        if used.is_dir():
+            files = [file for file in used.glob("*") if file.suffix in _DATA]
         if any(_is_same_file(file, path) for file in files):
             got = f"{name}, which is also an input or another output"
             raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
@@ -237,6 +244,7 @@ def working_directory_kept(who: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Both may be gone by now: an error here would hide the function's own.
         with contextlib.suppress(OSError):
             after = os.getcwd()
             if before not in (None, after):
@@ -264,6 +272,7 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
 
     A handler of the user's own stays, only the main thread sets one, and a process that is forked inside has none.
     """
+    # Python lets the main thread alone set handlers.
     before = signal.getsignal(signal.SIGTERM)
     is_ours = before is signal.SIG_DFL or isinstance(before, _Handler)
     if not is_ours or threading.current_thread() is not threading.main_thread():
@@ -315,8 +324,9 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     if os.path.islink(real):  # a loop
         raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
     path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
+    # A singleton: the same object for the same file, so that a block inside another one finds it locked.
     lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
-    if lock.is_locked:  # by a block around this one
+    if lock.is_locked:
         yield
         return
     new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
@@ -334,6 +344,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
         reason = error.strerror or type(error).__name__
         logger.warning("%s cannot be locked (%s): do not start a second run there.", target, reason)
     try:
+        # For the message of a process that comes later.
         if lock.is_locked:
             with contextlib.suppress(OSError):
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")

@@ -40,8 +40,10 @@ def is_hub_id(name: object) -> bool:
 def is_adapter(name: str) -> bool:
     """Tell whether a name is that of a local folder with an adapter and no whole model."""
     folder = os.path.expanduser(name)
-    holds = [os.path.isfile(os.path.join(folder, file)) for file in ("adapter_config.json", "config.json")]
-    return holds == [True, False]
+    # `os.path.isfile` is false, and no error, for a name that is too long or holds a null character.
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return False
+    return os.path.isfile(os.path.join(folder, "adapter_config.json"))
 
 
 def check_local(field: str, name: str) -> None:
@@ -62,6 +64,7 @@ def check_local(field: str, name: str) -> None:
                 remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."
             raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
         check_weights(field, path)
+    # A Hub id has one slash at most, and no sign of a path in front.
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         remedy = "Check the path."
         if not path.is_absolute():
@@ -78,6 +81,7 @@ def check_weights(field: str, folder: Path) -> None:
 
     if not os.path.isdir(folder):
         return
+    # A pipe would be opened, and wait for a writer forever.
     for entry in folder.iterdir():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise InputError(field, f"{entry}, a device or a pipe", "a folder of files", "Remove it.")
@@ -170,6 +174,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
     from huggingface_hub import constants, errors
 
+    # The libraries wrap the Hub's error in others, so all causes are looked at.
     chain = list(causes(error))
     # In this order: a gated repository is also one that is not found.
     kinds = (

@@ -48,6 +48,7 @@ class Range:
             return self.optional
         if isinstance(value, str):
             return self.text
+        # A boolean is an integer to Python; numpy's numbers are registered with these classes.
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             return False
         number: Any = value
@@ -104,7 +105,7 @@ def share(**more: Any) -> Range:
 
 _STEPS = "A number below 1 is a share of all steps."
 
-# Fields of a run by what they may be.
+# Fields of a run by what they may be: `DrGRPOConfig`'s, TRL's and transformers', and those of an adapter.
 _FIELDS: tuple[tuple[Range, str], ...] = (
     # Whole numbers
     (

@@ -65,8 +65,9 @@ class Registry(Mapping[str, EntryClass]):
     def add(self, entry: EntryClass) -> None:
         """Add an entry. Refuses a name that is taken or that no recipe can hold, and an entry without help."""
         module = _registering_module()
+        # So that a name of this package is refused here, and not when the registry is first read.
         if module.partition(".")[0] != _PACKAGE:
-            self._filled()  # so that a name of this package is refused here, and not when the registry is first read
+            self._filled()
         if not (isinstance(entry.name, str) and _NAME.fullmatch(entry.name)):
             expected = "letters, digits, _ and -, no digit first, no word of YAML"
             raise self.error(entry.name, "this name", expected, "Register it under another name.")
@@ -84,6 +85,7 @@ class Registry(Mapping[str, EntryClass]):
         for field in fields(entry):
             value = getattr(entry, field.name)
             got = f"{field.name}={shortened(value)}"
+            # By the annotations of the dataclass, so entries of other packages are checked as well.
             if field.type in (bool, bool | None) and not isinstance(value, field.type):  # type: ignore[arg-type]
                 raise self.error(entry.name, got, "True or False", "Pass a boolean.")
             is_count = type(value) is int and value > 0  # True is an int, too
@@ -154,6 +156,7 @@ class Registry(Mapping[str, EntryClass]):
 
 def _registering_module() -> str:
     """Return the name of the module that called `register_...`."""
+    # Behind `register_reward` and the like, which other packages call, or wrap in functions of such a name.
     frame = sys._getframe(2)  # the caller of `Registry.add`
     while frame.f_code.co_name.startswith("register") and frame.f_back is not None:
         frame = frame.f_back

@@ -93,6 +93,7 @@ def without_credentials(text: str) -> str:
         quote, name, between, _ = match.groups()
         return f"{quote}{name}{quote}{between}{_HIDDEN}" if is_secret(name) else match[0]
 
+    # Each pattern is tried where its sign stands alone: most texts are long, and hold none of them.
     if "://" in text:
         text = _PARAMETER.sub(parameter, _USER.sub(rf"\1{_HIDDEN}@", text))
     if "@" in text:
@@ -114,6 +115,7 @@ def redacted_command(argv: Sequence[str]) -> str:
 
     ```
     """
+    # A flag's value is the next word, or stands behind `=`.
     shown: list[str] = []
     name = ""  # of the flag whose value comes next
     for word in argv:
@@ -153,7 +155,7 @@ def _scrubbed_entry(name: str, value: object) -> object:
     if name in _PROMPTS:
         return value
     is_value = isinstance(value, (str, bytes, int, float, list, tuple, Mapping)) and not isinstance(value, bool)
-    if is_value and is_secret(name):
+    if is_value and is_secret(name):  # a boolean, such as `use_auth_token=True`, tells nothing
         return None
     return _shown_value(name, value) if type(value) is str else scrubbed(value)
 

@@ -279,8 +279,8 @@ class Planner:
             passing = sum(parts.get(part, 0) for part in PASSING)
             parts |= {CONTEXT_PART: CONTEXT, SLACK_PART: int(SLACK * passing)}
         else:
-            kept = int(KEPT * sum(parts.values()))
-            parts |= {SLACK_PART: kept, PROCESS_PART: RUNNING}
+            slack = int(KEPT * sum(parts.values()))
+            parts |= {SLACK_PART: slack, PROCESS_PART: RUNNING}
         return _without_zeros(parts)
 
     @property

@@ -73,8 +73,8 @@ class Shape:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the tensors, each of which costs memory."""
         mask = self.tokens * self.width * self.masked
-        apart = self.apart or (0, 0)
-        return (self.tokens, mask, self.scored, self.layout, self.padded, self.later, *apart)
+        sizes_apart = self.apart or (0, 0)
+        return (self.tokens, mask, self.scored, self.layout, self.padded, self.later, *sizes_apart)
 
     def exceeds(self, other: "Shape") -> bool:
         """Tell whether it needs at least what the other one needs, in every tensor. Of two alike, one does."""
