@@ -32,7 +32,7 @@ def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | Non
     """
     import torch
 
-    # Types of 8 bits have no `isfinite` on every device, and are weights of a quantized base, which no run changes.
+    # A type of 8 bits is that of quantized weights, which no run changes.
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     local: list[tuple[str, torch.Tensor]] = []
     for name, tensor in tensors:

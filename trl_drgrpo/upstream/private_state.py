@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -37,7 +36,10 @@ T = TypeVar("T")
 def _joined(of_ranks: Sequence[dict[str, list[T]]]) -> Iterator[tuple[str, list[T]]]:
     """Yield the lists of all ranks under each of their names, in the order of names and ranks."""
     for name in sorted(set().union(*of_ranks)):
-        yield name, list(chain.from_iterable(lists.get(name, []) for lists in of_ranks))
+        values = []
+        for lists in of_ranks:  # a rank may lack a name, as it has other rows
+            values += lists.get(name, [])
+        yield name, values
 
 
 @contextmanager

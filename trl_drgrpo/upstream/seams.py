@@ -162,7 +162,8 @@ def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
     # The globals first: `functools.wraps` copies `__module__`, so a wrapper would pass for TRL's own. Decorators of
     # TRL's own methods live in torch (`no_grad`) and contextlib.
     module = getattr(method, "__globals__", {}).get("__name__") or getattr(method, "__module__", None) or ""
-    return "" if module.partition(".")[0] in ("", "trl", "transformers", "torch", "contextlib") else module
+    package = module.partition(".")[0]
+    return "" if package in ("", "trl", "transformers", "torch", "contextlib") else module
 
 
 def _method(name: str, trainer_class: type) -> Any:

@@ -35,6 +35,7 @@ from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.search.sampling import AdapterRefused, load_adapter, serve_command, unload_adapter
 from trl_drgrpo.upstream.checkpoint_weights import language_model_name, stored_name
+from trl_drgrpo.upstream.kv_cache import without_adapters
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
 
@@ -220,7 +221,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         if self.path is not None:
             return
         self.bytes = 0
-        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        base = without_adapters(self.model)
         for name, param in super()._iter_named_params():
             self.bytes += param.nbytes
             if name not in self.stored_names:  # looked up in the first sync alone

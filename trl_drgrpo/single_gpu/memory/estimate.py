@@ -9,6 +9,7 @@
 The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -228,10 +229,10 @@ class Planner:
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
         key: tuple[object, ...] = (run, setup)
-        arguments: tuple[Setup | Shape, ...] = (setup,)
+        arguments: list[Setup | Shape] = [setup]
         if shape is not None:
             key = (run, setup.checkpointing, setup.offload, setup.exact, shape)
-            arguments = (setup, shape)
+            arguments.append(shape)
         if key not in self._peaks:
             self._peaks[key] = self._peaks_at_full_depth(run, *arguments)
         return self._peaks[key]
@@ -367,9 +368,9 @@ class Planner:
         """Return the bytes of the checkpoints that wait on the host."""
         tokens = max(shape.tokens for shape in trained_shapes(self.config, setup))
         one_input = tokens * self.config.hidden_size * LOADED_IN[setup.dtype]
-        # Up to a bound of its own, PyTorch rounds what it pins to a power of two.
+        # Up to a bound of its own, PyTorch (2.13) rounds what it pins to a power of two: 5 MB take 8.
         pinned = 2 ** (one_input - 1).bit_length()
-        checkpoints = -(-len(self.full.layers) // setup.checkpoint_every)
+        checkpoints = math.ceil(len(self.full.layers) / setup.checkpoint_every)
         return checkpoints * pinned
 
 
@@ -446,7 +447,11 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
 def _watched(trained: list[nn.Parameter]) -> int:
     """Return the bytes of the sampled elements: place, value at the start, and a flag for its gradient."""
     per_parameter = max(1, WATCHED // max(1, len(trained)))
-    return sum(min(p.numel(), per_parameter) * (8 + p.element_size() + 1) for p in trained)
+    nbytes = 0
+    for parameter in trained:
+        elements = min(parameter.numel(), per_parameter)
+        nbytes += elements * (8 + parameter.element_size() + 1)
+    return nbytes
 
 
 def _rollouts(setup: Setup) -> int:

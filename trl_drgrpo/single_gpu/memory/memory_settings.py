@@ -184,13 +184,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     if bits and not values.get("use_peft"):
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
-    adapter = None
-    if values.get("use_peft"):
-        targets = values.get("lora_target_modules")
-        # A list of one may be a pattern or `all-linear`, as TRL reads it.
-        if isinstance(targets, (list, tuple)):
-            targets = targets[0] if len(targets) == 1 else tuple(targets)
-        adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
+    adapter = _adapter(values) if values.get("use_peft") else None
     dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
     # What a step computes in: TRL's default is bfloat16, which a run on a CPU has to switch off.
     autocast = None
@@ -225,6 +219,14 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     if values.get("generation_batch_size"):
         steps = max(1, values["generation_batch_size"] // setup.batch)
     return replace(setup, steps_per_generation=steps)
+
+
+def _adapter(values: Mapping[str, Any]) -> Adapter:
+    targets = values.get("lora_target_modules")
+    # A list of one may be a pattern or `all-linear`, as TRL reads it.
+    if isinstance(targets, (list, tuple)):
+        targets = targets[0] if len(targets) == 1 else tuple(targets)
+    return Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
 
 
 def _dtype(value: object) -> str:

@@ -188,7 +188,8 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
         with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.shape, saved.dtype), from_host):
             return run_again(*args)
 
-    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
+    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away. As
+    # there, `number % every` counts from the first layer.
     layers = [module for module in skeleton.model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = every > 0 and number % every == 0
@@ -207,9 +208,13 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandl
         if hidden.requires_grad:
             hidden.register_hook(lambda grad: ledger.mark(name))
 
-    names = ["first layer", *["layers between"] * (len(layers) - 2), "last layer"]
     hooks = []
-    for layer, name in zip(layers, names, strict=False):
+    for number, layer in enumerate(layers):
+        name = "layers between"
+        if number == 0:
+            name = "first layer"
+        elif number == len(layers) - 1:
+            name = "last layer"
         hooks.append(layer.register_forward_hook(partial(mark_on_arrival, name)))
     return hooks
 
@@ -217,8 +222,9 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandl
 def _taken(model: nn.Module, **inputs: Any) -> dict[str, Any]:
     """Return the inputs that a model's forward takes; models of running states take no positions."""
     parameters = inspect.signature(model.forward).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return inputs
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return inputs
     return {name: value for name, value in inputs.items() if name in parameters}
 
 
@@ -260,19 +266,49 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
     rows = setup.rows_at_once
     prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton)
+    cache, peaks = _run_prompts(skeleton, setup, prompts, groups)
+    # The cache before the last step. It is made outside of a ledger, and counted when it is entered below: the steps
+    # between, one token each, would take too long.
+    group_cache = None
+    if groups:
+        mask = None
+        prefilled = next(iter(cache.values()))
+        group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        cache = dict.fromkeys(cache, group_cache)
+    else:
+        written = setup.width - 1
+        ids = torch.empty(rows, written, **LONG)
+        with skeleton.precision:
+            cache = _cache_in(_step(model, ids, _mask(skeleton, rows, written, written), {}))
+        mask = _mask(skeleton, rows, 1, setup.width)
+    with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
+        ledger.mark("tokens")
+        for tensor in _held(cache):
+            ledger.enter(tensor)
+        if group_cache is not None:
+            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
+        logits = _step(model, torch.empty(rows, 1, **LONG), mask, cache).logits[:, -1]
+        peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
+        skeleton.precision.forget()
+        ledger.mark("sampling")
+        _draw(logits)
+    # Ids, mask and positions of every row so far, the old and the new while one token is added.
+    bookkeeping = 6 * rows * setup.width * 8
+    for name in ("tokens", "sampling"):
+        peaks[name] = ledger.peaks[name] + bookkeeping
+    return peaks
 
-    def step(ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
-        return model(**_taken(model, **inputs, use_cache=True))
 
-    # The first step: the prompts, then their cache in the form in which all rows go on.
+def _run_prompts(skeleton: Skeleton, setup: Setup, prompts: int, groups: bool) -> tuple[Cache, Peaks]:
+    """Run the first step, and bring its cache into the form in which all rows go on."""
+    rows = setup.rows_at_once
     ids = torch.empty(prompts, setup.prompt, **LONG)
     mask = _mask(skeleton, prompts, setup.prompt, setup.prompt)
     with _run(skeleton, ids) as ledger:
         ledger.mark("prompts")
         if mask is not None:
             ledger.enter(mask)
-        cache = _cache_in(step(ids, mask, {}))
+        cache = _cache_in(_step(skeleton.model, ids, mask, {}))
         skeleton.precision.forget()
         ledger.mark("copies")
         prefilled = next(iter(cache.values()), None)
@@ -282,45 +318,22 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
             del tested, copied
         elif prompts < rows:
             select_rows(prefilled, torch.empty(rows, **LONG))
-    peaks = dict(ledger.peaks)
-    # The cache before the last step. It is made outside of a ledger, and counted when it is entered below: the steps
-    # between, one token each, would take too long.
-    group_cache = None
-    if groups:
-        mask = None
-        group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
-        cache = dict.fromkeys(cache, group_cache)
-    else:
-        written = setup.width - 1
-        ids = torch.empty(rows, written, **LONG)
-        with skeleton.precision:
-            cache = _cache_in(step(ids, _mask(skeleton, rows, written, written), {}))
-        mask = _mask(skeleton, rows, 1, setup.width)
-    del prefilled
-    # The last step, then the draw.
-    with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
-        ledger.mark("tokens")
-        for tensor in _held(cache):
-            ledger.enter(tensor)
-        if group_cache is not None:
-            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
-        ids = torch.empty(rows, 1, **LONG)
-        logits = step(ids, mask, cache).logits[:, -1]
-        peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
-        skeleton.precision.forget()
-        ledger.mark("sampling")
-        # As many tensors of `(rows, vocabulary)` as the draw makes: six at once with float32 logits.
-        scores = logits.to(copy=True, dtype=torch.float32)
-        probabilities = functional.softmax(scores, dim=-1)
-        drawn = torch.empty_like(probabilities)
-        live = drawn[torch.empty(rows, **LONG)]
-        chosen = probabilities / live
-        del logits, scores, probabilities, drawn, live, chosen, cache, group_cache
-    # Ids, mask and positions of every row so far, the old and the new while one token is added.
-    bookkeeping = 6 * rows * setup.width * 8
-    for name in ("tokens", "sampling"):
-        peaks[name] = ledger.peaks[name] + bookkeeping
-    return peaks
+    return cache, dict(ledger.peaks)
+
+
+def _step(model: nn.Module, ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
+    """Return the model's output for the next tokens of every row, over what the cache holds."""
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
+    return model(**_taken(model, **inputs, use_cache=True))
+
+
+def _draw(logits: Tensor) -> None:
+    """Make the tensors that drawing a token makes of `(rows, vocabulary)` logits: six at once with float32 ones."""
+    scores = logits.to(copy=True, dtype=torch.float32)
+    probabilities = functional.softmax(scores, dim=-1)
+    drawn = torch.empty_like(probabilities)
+    live = drawn[torch.empty(len(logits), **LONG)]
+    torch.div(probabilities, live)
 
 
 def _group_cache(
