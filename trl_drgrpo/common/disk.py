@@ -41,8 +41,9 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, DiskFullError) or not _is_full(error, folder):
             raise
-        # The folder itself may not have been made.
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        existing = folder.absolute()
+        while not existing.exists():  # the folder itself may not have been made
+            existing = existing.parent
         free = shutil.disk_usage(existing).free / 1e6
         file = _file_of(error, folder)
         raise DiskFullError(
@@ -111,13 +112,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     part = path.with_name(f"_{path.name[:60]}.{os.getpid()}-{threading.get_native_id()}")
     part.unlink(missing_ok=True)
     try:
-        with part.open("xb") as file:  # never through a link that somebody has put there
+        # Never through a link that somebody has put there.
+        with part.open("xb") as file:
             file.write(data)
         with contextlib.suppress(FileNotFoundError):
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
     except OSError as error:
-        error.filename = str(path)  # the system names no file where writing fails
+        # The system names no file where writing fails.
+        error.filename = str(path)
         raise
     finally:
         with contextlib.suppress(OSError):  # half a file
@@ -173,10 +176,13 @@ def check_writable(field: str, name: str) -> None:
     if name.startswith("~") and not user_path(name).is_absolute():
         raise InputError(field, f"{name}, the home folder of nobody", "a folder to write to", "Choose another one.")
     try:
-        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        existing = path
+        while not os.path.lexists(existing):
+            existing = existing.parent
         if not existing.is_dir():
             what = "a file" if existing.exists() else "a link that leads nowhere"
             raise InputError(field, f"{name}, but {existing} is {what}", "a folder to write to", "Choose another one.")
+        # Tried, not asked for: permission bits say nothing of a full or read-only disk.
         with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing), contextlib.suppress(FileNotFoundError):
             os.lstat(path)  # refuses a name that is too long
     except OSError as error:
@@ -226,7 +232,8 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
 
 
 def _is_same_file(file: Path, other: Path) -> bool:
-    if os.path.realpath(file) == os.path.realpath(other):  # unlike Path.resolve no error for a link in a circle
+    # Unlike `Path.resolve`, this is no error for a link in a circle.
+    if os.path.realpath(file) == os.path.realpath(other):
         return True
     return file.exists() and other.exists() and file.samefile(other)
 
@@ -252,7 +259,8 @@ def working_directory_kept(who: str) -> Iterator[None]:
                 _say_moved(who, after, before)
 
 
-@cache  # a reward function is called every step: the log says it once
+# A reward function is called every step: the log says it once.
+@cache
 def _say_moved(who: str, after: str, before: str) -> None:
     logger.warning("%s changed the working directory to %s: it is set back to %s.", who, after, before)
 
@@ -286,7 +294,8 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@cache  # once per process: a function cannot be taken off that list
+# Once per process: a function cannot be taken off that list.
+@cache
 def _children_have_none() -> None:
     def forget() -> None:
         if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
@@ -353,7 +362,8 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     finally:
         if lock.is_locked:
             with contextlib.suppress(OSError):
-                path.unlink()  # before the release: who waits for this file looks whether it is still there
+                # Before the release: who waits for this file looks whether it is still there.
+                path.unlink()
             lock.release()
         for folder in new_folders:
             with contextlib.suppress(OSError):  # not empty

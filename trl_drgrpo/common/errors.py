@@ -146,7 +146,8 @@ def first_line(error: BaseException, most: int = 200) -> str:
     if not lines:
         return "no message"
     line = lines[0]
-    if line.endswith(":") and len(lines) > 1:  # of transformers' checks of a configuration
+    # As in transformers' checks of a configuration: the problem stands behind the colon.
+    if line.endswith(":") and len(lines) > 1:
         line = f"{line} {lines[1].strip()}"
     return line.rstrip(".")[:most]
 

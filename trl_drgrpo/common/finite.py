@@ -9,7 +9,8 @@ from trl_drgrpo.common.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-_NOT_FINITE = "probability tensor contains"  # torch.multinomial and this package's decoder begin like this
+# torch.multinomial and this package's decoder begin like this.
+_NOT_FINITE = "probability tensor contains"
 
 
 def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | None:

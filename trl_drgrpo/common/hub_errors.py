@@ -58,7 +58,8 @@ def check_local(field: str, name: str) -> None:
         raise InputError(field, "an empty text", expected, remedy)
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
-    if os.path.isdir(path):  # unlike Path.is_dir false, and no error, for a name that is too long
+    # Unlike `Path.is_dir`, it is false, and no error, for a name that is too long.
+    if os.path.isdir(path):
         if not (path / "config.json").is_file():
             if (path / "adapter_config.json").is_file():
                 remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."

@@ -56,9 +56,11 @@ class Range:
             return True
         if not -math.inf < number < math.inf:
             return False
-        if self.lowest is not None and (number < self.lowest or (self.above and number == self.lowest)):
+        lowest = -math.inf if self.lowest is None else self.lowest
+        highest = math.inf if self.highest is None else self.highest
+        if (self.above and number == lowest) or (self.below and number == highest):
             return False
-        return self.highest is None or number < self.highest or (number == self.highest and not self.below)
+        return lowest <= number <= highest
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a finite number"

@@ -20,7 +20,8 @@ from trl_drgrpo.common.errors import InputError, shortened, told
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINTS = "trl_drgrpo"  # group of entry points: modules of other packages that register names
+# The group of entry points: modules of other packages that register names.
+ENTRY_POINTS = "trl_drgrpo"
 _PACKAGE = __name__.partition(".")[0]
 # Dots, colons and slashes make a path, and a recipe reads `1`, `-1`, `null` and `on` as values.
 _NAME = re.compile(r"(?!(?i:null|true|false|yes|no|on|off)\Z)[^\W\d][\w-]*")
@@ -111,7 +112,8 @@ class Registry(Mapping[str, EntryClass]):
             value: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the home exists, and a module that it imports does not
+                # The home exists, and a module that it imports does not.
+                raise
             raise missing from error
         for attribute in path.split("."):
             if not hasattr(value, attribute):
@@ -140,7 +142,8 @@ class Registry(Mapping[str, EntryClass]):
     def _filled(self) -> dict[str, EntryClass]:
         if self._is_filled:
             return self._entries
-        self._is_filled = True  # first, because the modules below may read the registry
+        # First, because the modules below may read the registry.
+        self._is_filled = True
         for name in sys.modules[_PACKAGE].REGISTRATIONS[self.kind]:
             # A room's modules register their names themselves, so each of them is imported.
             module = importlib.import_module(f"{_PACKAGE}.{name}")

@@ -169,7 +169,9 @@ def column_values(dataset: Split, names: Sequence[str]) -> dict[str, ColumnValue
         kinds_of_values = kinds[name] - {"null"} or {"null"}
         if len(kinds_of_values) == 1:
             (kind,) = kinds_of_values
-        contents[name] = ColumnValues(kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
+        null_rows = nulls[name]
+        first_null = null_rows[0] if null_rows else None
+        contents[name] = ColumnValues(kind, rows, len(null_rows), first_null)
     return contents
 
 
@@ -326,7 +328,8 @@ def _problem_of_image(image: object) -> str:
     if isinstance(image, list) and not (image and isinstance(image[0], list)):  # lists of lists are an array
         return "a list"
     path = image
-    if isinstance(image, dict):  # its bytes win over its path, as in `datasets`
+    # Its bytes win over its path, as in `datasets`.
+    if isinstance(image, dict):
         path = image.get("path") if image.get("bytes") is None else None
     # Other texts may be URLs, or pictures in base64.
     if not isinstance(path, str) or "://" in path or not path.lower().endswith(_PICTURES):

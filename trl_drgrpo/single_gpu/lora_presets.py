@@ -192,5 +192,6 @@ def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, A
     if device is None:
         is_cuda = torch.cuda.is_available() and not on_cpu
     if name == "qlora" and is_cuda:
-        values["optim"] = "paged_adamw_8bit"  # elsewhere bitsandbytes has no paged memory
+        # Elsewhere bitsandbytes has no paged memory.
+        values["optim"] = "paged_adamw_8bit"
     return values

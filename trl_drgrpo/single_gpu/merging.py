@@ -119,7 +119,8 @@ def model_class_of(config: "PreTrainedConfig", adapter: Path | None = None) -> A
     is_multimodal = config.get_text_config(decoder=True) is not config
     if adapter is None or not is_multimodal or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return named_class
-    # Built without memory, to see in which of the two the adapter's first weight is at home.
+    # Built without memory, to see in which of the two the adapter's first weight is at home. For example
+    # `model.language_model.layers.0.q_proj.lora_A.weight`: a language model by itself has no `model.language_model`.
     key = next(iter(_adapter_weights(adapter)), "").removeprefix("base_model.model.")
     with torch.device("meta"):
         multimodal_model: Any = named_class(copy.deepcopy(config))
@@ -182,6 +183,7 @@ def fit_vocabulary(model: "PreTrainedModel", adapter: Path) -> None:
 
     The adapter brings the content of the new rows, too.
     """
+    # peft saves whole embeddings beside the adapter where their number of rows has changed.
     weights = _adapter_weights(adapter)
     embeddings = model.get_input_embeddings()
     (name,) = [name for name, module in model.named_modules() if module is embeddings]
@@ -217,7 +219,7 @@ def _does_not_fit(adapter: Path, why: str) -> InputError:
 
 
 def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = list(filter(None, map(str.strip, str(error).splitlines())))
     return " ".join(lines[:2])[:300].rstrip(".")
 
 
@@ -279,7 +281,8 @@ def merge_adapter(
     output = Path(os.path.realpath(user_path(output_dir)))
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
-    if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
+    is_new = not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir()))
+    if not is_new:
         raise InputError("output", f"{output}, which exists", "a new folder", "Choose another name, or remove it.")
     if output.is_mount() or output == Path.cwd():
         remedy = f"Name a folder inside it, such as {output / 'merged'}."
@@ -354,7 +357,11 @@ def _write(
     fit_vocabulary(model, adapter)
     # The same rows every time, spread over the vocabulary by a prime step.
     vocabulary = model.config.get_text_config().vocab_size
-    inputs = [(torch.arange(1, n + 1) * 7919 % vocabulary).unsqueeze(0) for n in (1, 7, 32)]
+    inputs = []
+    for length in (1, 7, 32):
+        ids = torch.arange(1, length + 1) * 7919 % vocabulary
+        inputs.append(ids.unsqueeze(0))
+    # In this order: the adapter is put onto the model itself, which is the base no longer.
     logits_of_base = _logits(model, inputs)
     adapted = attach(model, adapter)
     logits = _logits(adapted, inputs)
@@ -373,8 +380,9 @@ def _write(
         got = f"{dtype}, which cannot hold {weight}"
         remedy = "Nothing was written. Choose bfloat16 or float32."
         raise InputError("dtype", got, "a type whose range holds every weight", remedy)
+    # Training with gradient checkpointing switches the cache off, and saves that with the model.
     for settings in (merged.config, merged.config.get_text_config(), merged.generation_config):
-        if getattr(settings, "use_cache", None) is False:  # training with gradient checkpointing switches it off
+        if getattr(settings, "use_cache", None) is False:
             settings.use_cache = True
     merged.save_pretrained(folder)
     _save_tokenizer(adapter, base, loading, folder)

@@ -108,7 +108,8 @@ def check_model(
             check_targets(peft_config, module)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
-    if config is None or is_adapter(model):  # an adapter may bring more embeddings than its base has
+    # An adapter may bring more embeddings than its base has.
+    if config is None or is_adapter(model):
         return None
     return getattr(config.get_text_config(), "vocab_size", None)
 
@@ -147,8 +148,10 @@ def _checked_config(name: str, init: dict[str, Any]) -> PreTrainedConfig:
         config, unused = AutoConfig.from_pretrained(  # type: ignore[assignment]
             init.get("config") or name, return_unused_kwargs=True, **options
         )
-    if getattr(config, "auto_map", None):  # code of the repository may take any keyword, and have any class
+    # Code of the repository may take any keyword, and have any class.
+    if getattr(config, "auto_map", None):
         return config
+    # What neither the configuration nor `from_pretrained` takes would end in a `TypeError` of the model's class.
     for key in unused:
         if key in passed_on:
             remedy = did_you_mean(key, [*keywords, *config.to_dict()], "Remove it.", cutoff=0.7)

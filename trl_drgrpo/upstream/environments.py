@@ -136,7 +136,8 @@ class EnvironmentTurns(Feature):
             return None
         keys = self.trainer.gathered(self._record.states([len(row) for row in steps.rewards]))
         matched = matched_frac(keys, self.trainer.group_size)
-        self.trainer.log_batch({} if matched is None else {"process/state_matched_frac": [matched]}, {})
+        metrics = {} if matched is None else {"process/state_matched_frac": [matched]}
+        self.trainer.log_batch(metrics, {})
         return keys
 
     def failed_rows(self) -> list[int]:

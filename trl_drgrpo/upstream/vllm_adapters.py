@@ -294,7 +294,8 @@ class VLLMSync(of_trl.VLLMGeneration):
         lora = info.get("lora_config")
         base = self.model.name_or_path
         # By the last part: a server on another machine may have the same model in another folder.
-        if base and Path(base).name not in {Path(name).name for name in (served, client.model) if name}:
+        served_names = {Path(name).name for name in (served, client.model) if name}
+        if base and Path(base).name not in served_names:
             return f"it serves {served or client.model}, the adapter is one of {base}"
         if lora is None:
             return "it runs without --enable-lora"

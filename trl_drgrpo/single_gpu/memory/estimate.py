@@ -148,7 +148,9 @@ class Planner:
 
     def estimate(self, setup: Setup) -> Estimate:
         """Estimate the memory of a run. Its setup must load the model in the same way as the planner's."""
-        phases = {name: self._complete(setup, name, parts) for name, parts in self._tensors(setup).items()}
+        phases: Phases = {}
+        for name, parts in self._tensors(setup).items():
+            phases[name] = self._complete(setup, name, parts)
         trained = sum(p.numel() for p in self._trained)
         return Estimate(setup, phases, self.parameters, trained)
 
@@ -213,17 +215,20 @@ class Planner:
             # The backward of a step's first micro-batch makes the gradients, so they are not there before it.
             gradients = self._gradients if shape.later else 0
             needs.append({"gradients": gradients, "activations": activations})
-        return {**self._always(setup), **max(needs, key=lambda parts: sum(parts.values()))}
+        largest_needs = max(needs, key=lambda parts: sum(parts.values()))
+        return {**self._always(setup), **largest_needs}
 
     def _score(self, setup: Setup) -> int:
         """Return the bytes of a forward without gradient, of policy or reference."""
         shapes = trained_shapes(self.config, setup)
-        if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
+        # Rows are scored before any is left out.
+        if setup.reference or setup.vllm or setup.generates_elsewhere:
             shapes += scored_shapes(self.config, setup)
         most = 0
         for shape in shapes:
             # No gradient is counted here, so equal shapes before and after the first micro-batch are run once.
-            most = max(most, self.peaks(passes.score, setup, replace(shape, later=False))["score"])
+            peaks = self.peaks(passes.score, setup, replace(shape, later=False))
+            most = max(most, peaks["score"])
         return most
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
@@ -355,7 +360,8 @@ class Planner:
         element = LOADED_IN[setup.dtype]
         stored = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
         if not setup.bits and element == LOADED_IN.get(stored, 2):
-            return 0  # nothing is cast: pages of the files go to the device as they are
+            # Nothing is cast: pages of the files go to the device as they are.
+            return 0
         packed = {module.weight for module in self._quantized}
         matrices = _sizes(self._quantized)
         for parameter in self.full.model.parameters():
@@ -432,7 +438,8 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
     count = parameter.numel()
     if "paged" in name and setup.device == "cuda":
         return 0  # in memory that moves to the host when the device runs short
-    if "8bit" in name and count >= 4096:  # bitsandbytes leaves smaller ones as they are
+    # bitsandbytes leaves smaller ones as they are.
+    if "8bit" in name and count >= 4096:
         scales = -(-count // 256)
         return 2 * (count + 4 * scales)  # two moments of a byte, each with a float32 scale per 256
     if name == "sgd":

@@ -185,7 +185,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
     adapter = _adapter(values) if values.get("use_peft") else None
-    dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
+    init = values.get("model_init_kwargs") or {}
     # What a step computes in: TRL's default is bfloat16, which a run on a CPU has to switch off.
     autocast = None
     if values.get("fp16"):
@@ -200,7 +200,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         checkpoints |= values.get(key) or {}
     setup = Setup(
         device=device,
-        dtype=_dtype(dtype),
+        dtype=_dtype(values.get("dtype") or init.get("dtype")),
         autocast=autocast,
         adapter=adapter,
         bits=bits,

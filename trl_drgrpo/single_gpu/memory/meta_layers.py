@@ -29,6 +29,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trl_drgrpo.single_gpu.memory.memory_settings import Adapter, Setup
+
 Call = tuple[object, ...]  # an operation, and what decides the form of its result
 
 
@@ -60,7 +62,8 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it costs more than the bookkeeping
+        # Nothing is compiled here, and the guard against it costs more than the bookkeeping.
+        return False
 
     def __torch_dispatch__(
         self,
@@ -87,7 +90,8 @@ class Ledger(TorchDispatchMode):
     def enter(self, tensor: Tensor, counts: bool = True) -> None:
         """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
-        key = storage._cdata  # views of one storage are several Python objects with one address behind them
+        # Views of one storage are several Python objects with one address behind them.
+        key = storage._cdata
         if key in self._references:
             return
         size = storage.nbytes() if counts else 0
@@ -411,32 +415,23 @@ class QuantizedLinear(nn.Module):
         rows, columns (`int`): Of the weight.
         bias (`torch.Tensor`, *optional*): Kept as it is.
         compute (`torch.dtype`): Compute dtype of the product.
-        bits (`int`): 4 or 8.
-        nested (`bool`): Whether the scales of 4 bits are quantized too.
-        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; with 8 bits it does.
+        setup ([`Setup`]): 4 or 8 bits, and whether the scales of 4 bits are quantized, too.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        columns: int,
-        bias: Tensor | None,
-        compute: torch.dtype,
-        bits: int,
-        nested: bool,
-        packed: bool,
-    ) -> None:
+    def __init__(self, rows: int, columns: int, bias: Tensor | None, compute: torch.dtype, setup: Setup) -> None:
         super().__init__()
         self.out_features = rows
         self.in_features = columns
         self.shape = (rows, columns)
         self.compute = compute
+        bits = setup.bits
         self.bits = bits
-        self.packed = packed or bits == 8
+        # On a CPU, a kernel multiplies packed weights in the forward, and with 8 bits everywhere.
+        self.packed = setup.device == "cpu" or bits == 8
         blocks = math.ceil(rows * columns / BLOCK)
         if bits == 8:
             scales = 4 * rows
-        elif nested:  # a byte per block, and float32 scales of these
+        elif setup.nested:  # a byte per block, and float32 scales of these
             scales = blocks + 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_BYTES
         else:
             scales = 4 * blocks + 64  # float32, and the code book of 16 values
@@ -455,7 +450,8 @@ class QuantizedLinear(nn.Module):
             del weight
             return out, []  # nothing is saved: the backward unpacks the weight again
 
-        out = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute)).to(x.dtype)  # type: ignore
+        out: Any = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute))
+        out = out.to(x.dtype)
         del quantized  # alive until here, beside the product
         return out
 
@@ -472,18 +468,18 @@ class AdaptedLinear(nn.Module):
     Args:
         base (`nn.Module`): The layer under it.
         columns, rows (`int`): Its inputs and outputs.
-        rank (`int`), dropout (`float`): Of the adapter.
+        adapter ([`Adapter`]): Its rank and dropout.
         precision ([`Precision`]): Whether there is autocast.
     """
 
-    def __init__(self, base: nn.Module, columns: int, rows: int, rank: int, dropout: float, precision: Precision):
+    def __init__(self, base: nn.Module, columns: int, rows: int, adapter: Adapter, precision: Precision):
         super().__init__()
         as_peft: Any = {"bias": False, "dtype": torch.float32, "device": "meta"}
         self.base = base
         self.precision = precision
-        self.lora_a = nn.Linear(columns, rank, **as_peft)
-        self.lora_b = nn.Linear(rank, rows, **as_peft)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.lora_a = nn.Linear(columns, adapter.rank, **as_peft)
+        self.lora_b = nn.Linear(adapter.rank, rows, **as_peft)
+        self.dropout = nn.Dropout(adapter.dropout) if adapter.dropout else nn.Identity()
 
     @property
     def weight(self) -> Any:
@@ -499,7 +495,8 @@ class AdaptedLinear(nn.Module):
         is_quantized = isinstance(self.base, QuantizedLinear)
         result_dtype = result.dtype
         if is_quantized:
-            result = result.clone()  # as PEFT: backward fails on a changed view of a 4-bit product
+            # As PEFT: backward fails on a changed view of a 4-bit product.
+            result = result.clone()
         if not is_quantized or self.precision.dtype is None:
             x = x.to(torch.float32)
         update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0  # the scaling, whose value changes no size

@@ -61,7 +61,8 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     model = skeleton.model
     layout = torch.empty(shape.layout, **LONG)
     _checkpoint(skeleton, setup.checkpoint_every if setup.checkpointing else 0, setup.offload)
-    for parameter in model.parameters():  # gradients of earlier micro-batches: `estimate.py` counts them
+    # Gradients of earlier micro-batches: `estimate.py` counts them.
+    for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     hooks = []
     if setup.adapter is not None and setup.checkpointing:
@@ -132,7 +133,8 @@ def _input_bytes(config: "PreTrainedConfig", shape: Shape) -> int:
         mask_bytes += score_entries
     form = mask_form(config)
     if not isinstance(form, str):  # else the fast path makes none
-        mask_bytes *= max(1, len(form.kinds))  # a model with windowed and other layers gets a mask for each
+        # A model with windowed and other layers gets a mask for each.
+        mask_bytes *= max(1, len(form.kinds))
         if form.additive:
             mask_bytes *= 4  # float32 in the place of booleans
     # In int64: ids and positions of the packs, places that are scored, and TRL's ids and masks three times over.
@@ -147,7 +149,8 @@ def _log_probs(skeleton: Skeleton, setup: Setup, ids: Tensor, mask: Tensor | Non
     if not setup.exact:
         hidden = hidden[:, :-1]
     hidden = hidden.reshape(-1, hidden.size(-1))
-    if setup.exact or setup.device == "cuda":  # stock TRL scores prompts, too, where its kernel does not run
+    # Stock TRL scores prompts, too, where its kernel does not run.
+    if setup.exact or setup.device == "cuda":
         hidden = hidden[scored]
     head = skeleton.head
     compute = skeleton.precision.dtype or hidden.dtype
@@ -253,7 +256,8 @@ _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 def _cache_in(output: "ModelOutput") -> Cache:
     """Return the cache in a model's output."""
-    for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
+    # The first: transformers 5.24 also gives its cache under older names.
+    for name in _CACHES:
         cache = getattr(output, name, None)
         if cache is not None:
             return {name: cache}

@@ -134,6 +134,7 @@ def _batches(setup: Setup, rows: int, given: Collection[str]) -> list[Setup]:
         sizes = [max(1, rows // setup.accumulation)]
     else:
         sizes = [size for size in _divisors(rows) if size <= LARGEST_BATCH]
+    # A micro-batch that does not divide the rows leaves some out: sizes that the user gave may.
     batches = []
     for size in sizes:
         accumulation = setup.accumulation if is_fixed else max(1, rows // size)

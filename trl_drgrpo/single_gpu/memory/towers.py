@@ -37,6 +37,7 @@ def towers_of(config: "PreTrainedConfig", setup: Setup) -> Towers:
     model_class = getattr(transformers, name, None)
     if model_class is None or getattr(model_class, "config_class", None) is not type(config):
         return Towers()
+    # The class may load less than the checkpoint holds, so it is asked, and not the list of files.
     with torch.device("meta"):
         model: Any = model_class(copy.deepcopy(config)).to(getattr(torch, setup.dtype))
     planned: set[Tensor] = set()  # tied weights are in two of these parts
@@ -44,15 +45,14 @@ def towers_of(config: "PreTrainedConfig", setup: Setup) -> Towers:
         planned.update(part.parameters(), part.buffers())
     parameters = 0
     nbytes = 0
+    # The layer's own tensors: those of the layers inside it come in their turn.
     for layer in model.modules():
         weights = set(layer.parameters(recurse=False)) - planned
         tensors = weights.union(layer.buffers(recurse=False)) - planned
         parameters += sum(weight.numel() for weight in weights)
         if setup.bits and weights and type(layer) is nn.Linear:
             rows, columns = layer.weight.shape
-            is_packed = setup.device == "cpu"
-            dtype = layer.weight.dtype
-            quantized = QuantizedLinear(rows, columns, layer.bias, dtype, setup.bits, setup.nested, is_packed)
+            quantized = QuantizedLinear(rows, columns, layer.bias, layer.weight.dtype, setup)
             tensors = {*quantized.parameters(), *quantized.buffers()}
         nbytes += sum(tensor.nbytes for tensor in tensors)
     return Towers(parameters, nbytes)
