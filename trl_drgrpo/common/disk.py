@@ -149,7 +149,8 @@ def _opened_stream(path: Path) -> IO[bytes]:
     # What was printed before stands before it. Not opened by its name: where stdout is a file that would begin at its
     # start again.
     sys.stdout.flush()
-    return os.fdopen(os.dup(_DESCRIPTORS.get(match[1]) or int(match[2])), "wb")
+    descriptor = _DESCRIPTORS.get(match[1]) or int(match[2])
+    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def refuse_irregular(field: str, path: Path) -> None:
@@ -338,6 +339,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     if lock.is_locked:
         yield
         return
+    # Made for the lock alone: they are removed again at the end where nothing was written into them.
     new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

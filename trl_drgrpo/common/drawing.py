@@ -133,6 +133,8 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     """Write a figure as PNG, and its folder, with a legend in each panel whose lines have labels."""
     for axes in figure.axes:
         _add_legend(axes)
+    # Into memory first, so that a file is written whole. Without the name of matplotlib's release, equal figures are
+    # equal files.
     picture = BytesIO()
     figure.savefig(picture, dpi=120, format="png", metadata={"Software": None})
     write_whole(path, picture.getvalue())

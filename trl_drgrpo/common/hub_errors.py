@@ -28,7 +28,9 @@ def is_hub_id(name: object) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if not isinstance(name, str) or not name or is_local_path(name) or os.path.exists(name):
+    if not isinstance(name, str) or not name:
+        return False
+    if is_local_path(name) or os.path.exists(name):
         return False
     try:
         validate_repo_id(name)
@@ -162,6 +164,7 @@ def is_unreachable(error: BaseException) -> bool:
     """Tell whether no answer came from the Hub, not one that refuses."""
     from huggingface_hub import errors
 
+    # A refusal is an `OSError`, too (`HfHubHTTPError`), so it is looked for first.
     chain = list(causes(error))
     is_refusal = any(isinstance(cause, (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)) for cause in chain)
     return not is_refusal and any(isinstance(cause, OSError) for cause in chain)

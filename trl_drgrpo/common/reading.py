@@ -61,6 +61,7 @@ def _is_panic(error: BaseException) -> bool:
 
 def problem_of(error: BaseException) -> InputError | DiskFullError | None:
     """Return the one-line error for an error that nobody caught; `None` for a bug, whose traceback is to be seen."""
+    # A library's call first: what it read has a name there, which an error of the file system may lack.
     problem = _of_library(error) or _of_files(error) or _of_content(error)
     if problem is not None:
         problem.__cause__ = error

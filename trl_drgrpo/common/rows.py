@@ -213,6 +213,7 @@ def known_length(dataset: Split) -> int | None:
         return len(dataset)
     if not can_be_read_again(dataset):
         return None
+    # With fewer, the stream has ended.
     rows = sum(1 for _ in islice(dataset, STREAMED_ROWS))
     return rows if rows < STREAMED_ROWS else None
 

@@ -130,7 +130,7 @@ def model_class_of(config: "PreTrainedConfig", adapter: Path | None = None) -> A
 
 def _depth_in(model: "PreTrainedModel", key: str) -> int:
     """Return how many parts of a weight's name are modules of a model, one inside the other."""
-    modules = {name for name, _ in model.named_modules()}
+    modules = dict(model.named_modules())
     parts = key.split(".")
     return max(depth for depth in range(len(parts)) if ".".join(parts[:depth]) in modules)
 

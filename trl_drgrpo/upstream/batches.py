@@ -121,7 +121,9 @@ class CreditedBatch(RolloutBatch):
     @property
     def token_advantages(self) -> torch.Tensor:
         """`advantages` for every token `(b, T)`, 0 where nothing is trained on."""
-        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
+        advantages = self.advantages
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
         return advantages * self.trained_mask
 
     @property
@@ -130,14 +132,16 @@ class CreditedBatch(RolloutBatch):
         if self.sampling_ratios is None:
             return None
         # A ratio of `(b, 1)` becomes one per token here; a row without trained tokens is 0 / 0.
-        return (self.sampling_ratios * self.trained_mask).sum(dim=1) / self.trained_mask.sum(dim=1)
+        sums = (self.sampling_ratios * self.trained_mask).sum(dim=1)
+        return sums / self.trained_mask.sum(dim=1)
 
     @property
     def row_advantages(self) -> torch.Tensor:
         """One advantage per row of this rank `(b,)`: its own, or the mean over the tokens that are trained on."""
         if self.advantages.dim() == 1:
             return self.advantages
-        return self.advantages.sum(dim=1) / self.trained_mask.sum(dim=1).clamp(min=1)
+        tokens = self.trained_mask.sum(dim=1).clamp(min=1)
+        return self.advantages.sum(dim=1) / tokens
 
 
 @dataclass(frozen=True)

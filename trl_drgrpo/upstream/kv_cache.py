@@ -198,40 +198,52 @@ def has_running_states(config: "PreTrainedConfig") -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in new_layers(config))
 
 
-# By name: the owner of a method, and the parameters that it must take by name.
-DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "GenerationMixin.generate": (GenerationMixin, ("generation_config", "custom_generate")),
+# By the name of a method of one of the classes above: the parameters that it must take by name.
+DECODING_SEAMS: dict[str, tuple[str, ...]] = {
+    "GenerationMixin.generate": ("generation_config", "custom_generate"),
     # transformers calls the loop that is handed to `custom_generate` as it calls this one.
     "GenerationMixin._sample": (
-        GenerationMixin,
-        ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"),
+        "input_ids",
+        "logits_processor",
+        "stopping_criteria",
+        "generation_config",
+        "synced_gpus",
+        "streamer",
     ),
     "GenerationMixin.prepare_inputs_for_generation": (
-        GenerationMixin,
-        ("input_ids", "next_sequence_length", CACHE, "attention_mask", "is_first_iteration"),
+        "input_ids",
+        "next_sequence_length",
+        CACHE,
+        "attention_mask",
+        "is_first_iteration",
     ),
-    "PreTrainedModel.set_attn_implementation": (PreTrainedModel, ()),
-    "AttentionInterface.register": (AttentionInterface, ("key", "value")),
-    "Cache.__init__": (Cache, ("layers",)),
-    "CacheLayerMixin.update": (CacheLayerMixin, ("key_states", "value_states")),
-    "CacheLayerMixin.get_mask_sizes": (CacheLayerMixin, ()),
-    "DynamicCache.__init__": (DynamicCache, ("config",)),
-    "DynamicCache.reorder_cache": (DynamicCache, ("beam_idx",)),
-    "DynamicLayer.update": (DynamicLayer, ("key_states", "value_states")),
-    "DynamicLayer.get_seq_length": (DynamicLayer, ()),
-    "DynamicSlidingWindowLayer.__init__": (DynamicSlidingWindowLayer, ("sliding_window",)),
-    "LinearAttentionCacheLayerMixin.update_recurrent_state": (LinearAttentionCacheLayerMixin, ()),
-    "LinearAttentionLayer.reorder_cache": (LinearAttentionLayer, ()),
+    "PreTrainedModel.set_attn_implementation": (),
+    "AttentionInterface.register": ("key", "value"),
+    "Cache.__init__": ("layers",),
+    "CacheLayerMixin.update": ("key_states", "value_states"),
+    "CacheLayerMixin.get_mask_sizes": (),
+    "DynamicCache.__init__": ("config",),
+    # Selects rows, in beam search and here.
+    "DynamicCache.reorder_cache": ("beam_idx",),
+    "DynamicLayer.update": ("key_states", "value_states"),
+    "DynamicLayer.get_seq_length": (),
+    "DynamicSlidingWindowLayer.__init__": ("sliding_window",),
+    "LinearAttentionCacheLayerMixin.update_recurrent_state": (),
+    "LinearAttentionLayer.reorder_cache": (),
 }
-# By the name of a class that is made without arguments: the attributes that are read of an object of it.
-DECODING_ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "DynamicCache": (DynamicCache, ("layers",)),
-    "DynamicLayer": (DynamicLayer, ("keys", "values")),
-    "LinearAttentionLayer": (LinearAttentionLayer, ("conv_states", "recurrent_states")),
+# By the name of one of the classes above, made without arguments: the attributes that are read of an object of it.
+DECODING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "DynamicCache": ("layers",),
+    "DynamicLayer": ("keys", "values"),
+    "LinearAttentionLayer": ("conv_states", "recurrent_states"),
     # An option that had another name would be passed over, and the loop would do something else than it says.
     "GenerationConfig": (
-        GenerationConfig,
-        ("do_sample", "max_length", "max_new_tokens", "num_beams", "num_return_sequences", "use_cache"),
+        "do_sample",
+        "max_length",
+        "max_new_tokens",
+        "num_beams",
+        "num_return_sequences",
+        "use_cache",
     ),
 }
 
@@ -244,16 +256,18 @@ def check_decoding() -> dict[str, str]:
         has.
     """
     problems = {}
-    for name, (owner, expected) in DECODING_SEAMS.items():
-        method = getattr(owner, name.rpartition(".")[2], None)
+    classes = globals()
+    for name, expected in DECODING_SEAMS.items():
+        class_name, _, method_name = name.partition(".")
+        method = getattr(classes[class_name], method_name, None)
         parameters = inspect.signature(method).parameters if method else ()
         missing = [parameter for parameter in expected if parameter not in parameters]
         problems[name] = f"no longer takes {', '.join(missing)}" if missing else ""
         if method is None:
             problems[name] = "is gone"
-    for name, (owner, expected) in DECODING_ATTRIBUTES.items():
+    for name, expected in DECODING_ATTRIBUTES.items():
         try:
-            example = owner()
+            example = classes[name]()
         except Exception as error:  # any that a constructor with other arguments may raise
             problems[name] = f"cannot be made ({type(error).__name__})"
             continue

@@ -21,6 +21,7 @@ def built_feature(source: Feature | type[Feature], trainer: "TrainerProtocol", a
     """
     feature = source
     if isinstance(feature, type) and issubclass(feature, Feature):
+        # Bound before it is called: a `TypeError` in the constructor's body is another problem.
         try:
             inspect.signature(feature).bind(trainer)
         except TypeError as error:

@@ -196,6 +196,7 @@ def _vanished_texts(name: str, trainer_class: type) -> list[str]:
     """Return the source texts that a seam no longer contains; none where its signature has changed."""
     if _changed_signature(name, trainer_class):
         return []
+    # In the text of the method alone: the same words elsewhere in TRL's file would hide that they are gone here.
     source = _source(_method(name, trainer_class))
     return [text for text in SEAMS[name][1:] if text not in source]
 

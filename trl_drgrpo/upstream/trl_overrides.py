@@ -257,7 +257,10 @@ class HostTrainer(Hooks, PrivateState):
             entropies = self.score_as_trl(self.model, tokens)[1]
         if entropies is None:
             raise UpstreamError("TRL computed no entropies, which forks at uncertain steps rely on.")
-        return [row[: len(ids)].tolist() for row, ids in zip(entropies, completion_ids, strict=True)]
+        entropies_of_rows = []
+        for row, ids in zip(entropies, completion_ids, strict=True):
+            entropies_of_rows.append(row[: len(ids)].tolist())  # without padding
+        return entropies_of_rows
 
     def _compute_loss(self, model, inputs):
         # TRL divides the sum of the token losses by rows times `max_completion_length`, and logs as it goes. Here

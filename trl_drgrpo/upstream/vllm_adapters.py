@@ -63,9 +63,10 @@ class AdapterFolder:
         prefix = f"trl-drgrpo-{os.getuid()}-"
         for lock_file in root.glob(f"{prefix}*.lock"):
             _remove(FileLock(lock_file, blocking=False), lock_file.with_suffix(""))
+        # The lock comes before the folder, and ends with its process: a folder without one is nobody's.
         self.path = root / f"{prefix}{uuid.uuid4().hex[:8]}"
         lock = FileLock(f"{self.path}.lock", blocking=False)
-        lock.acquire()  # before there is a folder: one without a lock is nobody's
+        lock.acquire()
         self.path.mkdir()
         weakref.finalize(self, _remove, lock, self.path)
 
@@ -81,6 +82,7 @@ class AdapterFolder:
         # Without embeddings: PEFT would look the base up on the Hub to learn whether they were resized.
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         renamed = {}
+        # `base_model.model.<layer>.lora_A.weight`, for example, with the layer's name in the checkpoint.
         for key, value in state.items():
             layer, _, part = key.removeprefix(_PREFIX).partition(".lora_")
             renamed[f"{_PREFIX}{stored_layers[layer]}.lora_{part}"] = value.contiguous()
@@ -195,7 +197,8 @@ class VLLMSync(of_trl.VLLMGeneration):
     def _common_folder(self) -> Path:
         """Make and return the folder of this machine."""
         if self._writes:
-            self.folder = AdapterFolder(sum(p.nbytes for p in self.model.parameters() if p.requires_grad))
+            size = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+            self.folder = AdapterFolder(size)
         paths = gather_object([self.folder and self.folder.path])
         if self.mode == "server":
             return paths[0]

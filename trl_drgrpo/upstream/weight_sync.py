@@ -76,6 +76,7 @@ class _MergedReader:
         self._newest = {}
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        # Under PEFT's names, which TRL turns into the base's, and leaves out weights of adapters by.
         for name, param in self._named_parameters(*args, **kwargs):
             if self._merging and id(param) in self.layers:
                 self.read += 1
@@ -170,6 +171,7 @@ def refuse_unsendable(
         remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
+    # Full weights, merged or trained whole, travel as they are: only a quantized base is a problem from here on.
     quantization = _quantization(args, model, quantization_config)
     if not quantization:
         return

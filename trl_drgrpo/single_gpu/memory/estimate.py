@@ -238,20 +238,21 @@ class Planner:
         if shape is not None:
             key = (run, setup.checkpointing, setup.offload, setup.exact, shape)
             arguments.append(shape)
-        if key not in self._peaks:
-            self._peaks[key] = self._peaks_at_full_depth(run, *arguments)
-        return self._peaks[key]
-
-    def _peaks_at_full_depth(self, run: Callable[..., passes.Peaks], *arguments: Setup | Shape) -> passes.Peaks:
-        if not self._shallow:
-            return _run(run, self.full, *arguments)
-        few, many = self._shallow
-        peaks = _run(run, self._shallow[few], *arguments)
-        peaks_of_many = _run(run, self._shallow[many], *arguments)
-        # Within a segment every period of layers adds the same amount, see `passes.py`. For example 28 equal layers,
-        # run with 2 and with 3 of them: 26 times the difference is added.
-        periods = (self.config.num_hidden_layers - few) // (many - few)
-        return {name: peak + periods * (peaks_of_many[name] - peak) for name, peak in peaks.items()}
+        if key in self._peaks:
+            return self._peaks[key]
+        if self._shallow:
+            few, many = self._shallow
+            peaks = _run(run, self._shallow[few], *arguments)
+            peaks_of_many = _run(run, self._shallow[many], *arguments)
+            # Within a segment every period of layers adds the same amount, see `passes.py`. For example 28 equal
+            # layers, run with 2 and with 3 of them: 26 times the difference is added.
+            periods = (self.config.num_hidden_layers - few) // (many - few)
+            for name, peak in peaks.items():
+                peaks[name] = peak + periods * (peaks_of_many[name] - peak)
+        else:
+            peaks = _run(run, self.full, *arguments)
+        self._peaks[key] = peaks
+        return peaks
 
     def _build_shallow(self) -> dict[int, Skeleton]:
         """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""

@@ -98,13 +98,14 @@ def propose(
 
 def _ways(setup: Setup, given: Collection[str]) -> list[tuple[bool, Setup]]:
     """Return the ways to run, the fastest first: whether in rounds, and with checkpoints on the device or the host."""
+    # Rounds cost less time than checkpoints on the host, so they come first, and then both.
     generates = not (setup.vllm or setup.generates_elsewhere)
     may_take_rounds = generates and FIELD_KEYS["generation_rows"] not in given
-    may_offload = setup.device == "cuda" and setup.checkpointing and not set(CHECKPOINT_OPTIONS) & set(given)
     ways = [(False, setup)]
     if may_take_rounds:
         ways.append((True, setup))
-    if may_offload and not setup.offload:
+    is_checkpointed = setup.device == "cuda" and setup.checkpointing
+    if is_checkpointed and not setup.offload and not set(CHECKPOINT_OPTIONS) & set(given):
         ways.append((may_take_rounds, replace(setup, offload=True)))
     return ways
 
