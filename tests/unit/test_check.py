@@ -152,7 +152,7 @@ def test_the_command_exits_1_when_the_loss_weight_is_broken(short_matrix, monkey
 def test_the_command_exits_1_when_a_part_of_the_fast_path_is_lost(short_matrix, monkeypatch, ran):
     from trl_drgrpo.upstream import kv_cache
 
-    taken = kv_cache.DECODING_SEAMS | {"GenerationMixin.generate": (kv_cache.GenerationMixin, ("a_new_name",))}
+    taken = kv_cache.DECODING_SEAMS | {"GenerationMixin.generate": ("a_new_name",)}
     monkeypatch.setattr(kv_cache, "DECODING_SEAMS", taken)
     out = ran(["check"], 1).out
     assert "GenerationMixin.generate (generation in transformers): no longer takes a_new_name" in out

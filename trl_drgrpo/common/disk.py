@@ -41,7 +41,9 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, DiskFullError) or not _is_full(error, folder):
             raise
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        existing = folder.absolute()
+        while not existing.exists():  # the folder itself may not have been made
+            existing = existing.parent
         free = shutil.disk_usage(existing).free / 1e6
         file = _file_of(error, folder)
         raise DiskFullError(
@@ -50,8 +52,9 @@ def room_needed(folder: Path, what_is_safe: Callable[[], str]) -> Iterator[None]
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    if any(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes(error)):
-        return True
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return True
     if isinstance(error, SafetensorError):  # Rust's own words
         return any(f"os error {number}" in str(error) for number in _FULL)
     return isinstance(error, RuntimeError) and _takes_no_more(folder)  # torch's writer gives no reason
@@ -73,6 +76,7 @@ def _file_of(error: BaseException, folder: Path) -> str:
         return str(error.filename)
     if isinstance(error, SafetensorError):  # it takes the unfinished file away
         return f"the weights in {folder}"
+    # torch's writer leaves it, and it is the newest.
     files = [path for path in folder.rglob("*") if path.is_file()]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns, default=folder))
 
@@ -103,17 +107,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
         return
     refuse_irregular(str(path), path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # transformers uploads no file whose name begins like this
+    # Written beside the file, then renamed: who reads it finds the old one or the new one, and never a half. Its name
+    # is that of one thread, and begins with "_", which transformers does not upload.
     part = path.with_name(f"_{path.name[:60]}.{os.getpid()}-{threading.get_native_id()}")
     part.unlink(missing_ok=True)
     try:
-        with part.open("xb") as file:  # never through a link that somebody has put there
+        # Never through a link that somebody has put there.
+        with part.open("xb") as file:
             file.write(data)
         with contextlib.suppress(FileNotFoundError):
             part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
     except OSError as error:
-        error.filename = str(path)  # the system names no file where writing fails
+        # The system names no file where writing fails.
+        error.filename = str(path)
         raise
     finally:
         with contextlib.suppress(OSError):  # half a file
@@ -139,9 +146,11 @@ def _opened_stream(path: Path) -> IO[bytes]:
     match = _DESCRIPTOR.fullmatch(os.path.abspath(path))
     if match is None:
         return open(path, "wb", buffering=0)
+    # What was printed before stands before it. Not opened by its name: where stdout is a file that would begin at its
+    # start again.
     sys.stdout.flush()
-    # Not opened by its name: where stdout is a file that would begin at its start again.
-    return os.fdopen(os.dup(_DESCRIPTORS.get(match[1]) or int(match[2])), "wb")
+    descriptor = _DESCRIPTORS.get(match[1]) or int(match[2])
+    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def refuse_irregular(field: str, path: Path) -> None:
@@ -168,10 +177,13 @@ def check_writable(field: str, name: str) -> None:
     if name.startswith("~") and not user_path(name).is_absolute():
         raise InputError(field, f"{name}, the home folder of nobody", "a folder to write to", "Choose another one.")
     try:
-        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        existing = path
+        while not os.path.lexists(existing):
+            existing = existing.parent
         if not existing.is_dir():
             what = "a file" if existing.exists() else "a link that leads nowhere"
             raise InputError(field, f"{name}, but {existing} is {what}", "a folder to write to", "Choose another one.")
+        # Tried, not asked for: permission bits say nothing of a full or read-only disk.
         with tempfile.TemporaryDirectory(prefix=".trl-drgrpo-", dir=existing), contextlib.suppress(FileNotFoundError):
             os.lstat(path)  # refuses a name that is too long
     except OSError as error:
@@ -206,8 +218,10 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
         return
     if path.is_dir():
         raise InputError(field, f"{name}, a folder", "a file to write", "Name a file in it.")
-    for other in map(Path, others):
-        files = (file for file in other.glob("*") if file.suffix in _DATA) if other.is_dir() else [other]
+    for used in map(Path, others):
+        files = [used]
+        if used.is_dir():
+            files = [file for file in used.glob("*") if file.suffix in _DATA]
         if any(_is_same_file(file, path) for file in files):
             got = f"{name}, which is also an input or another output"
             raise InputError(field, got, "a file of its own", "Choose another name: it is overwritten.")
@@ -219,7 +233,8 @@ def check_file(field: str, name: str, others: Iterable[str] = (), *, streams: bo
 
 
 def _is_same_file(file: Path, other: Path) -> bool:
-    if os.path.realpath(file) == os.path.realpath(other):  # unlike Path.resolve no error for a link in a circle
+    # Unlike `Path.resolve`, this is no error for a link in a circle.
+    if os.path.realpath(file) == os.path.realpath(other):
         return True
     return file.exists() and other.exists() and file.samefile(other)
 
@@ -237,6 +252,7 @@ def working_directory_kept(who: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Both may be gone by now: an error here would hide the function's own.
         with contextlib.suppress(OSError):
             after = os.getcwd()
             if before not in (None, after):
@@ -244,7 +260,8 @@ def working_directory_kept(who: str) -> Iterator[None]:
                 _say_moved(who, after, before)
 
 
-@cache  # a reward function is called every step: the log says it once
+# A reward function is called every step: the log says it once.
+@cache
 def _say_moved(who: str, after: str, before: str) -> None:
     logger.warning("%s changed the working directory to %s: it is set back to %s.", who, after, before)
 
@@ -264,6 +281,7 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
 
     A handler of the user's own stays, only the main thread sets one, and a process that is forked inside has none.
     """
+    # Python lets the main thread alone set handlers.
     before = signal.getsignal(signal.SIGTERM)
     is_ours = before is signal.SIG_DFL or isinstance(before, _Handler)
     if not is_ours or threading.current_thread() is not threading.main_thread():
@@ -277,7 +295,8 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@cache  # once per process: a function cannot be taken off that list
+# Once per process: a function cannot be taken off that list.
+@cache
 def _children_have_none() -> None:
     def forget() -> None:
         if isinstance(signal.getsignal(signal.SIGTERM), _Handler):
@@ -315,10 +334,12 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     if os.path.islink(real):  # a loop
         raise InputError(field, f"{target}, a link that leads nowhere", f"a {kind} to write to", "Choose another one.")
     path = real.with_name(f"{real.name}.lock") if is_file else real / "_drgrpo.lock"  # "_": is never uploaded
+    # A singleton: the same object for the same file, so that a block inside another one finds it locked.
     lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
-    if lock.is_locked:  # by a block around this one
+    if lock.is_locked:
         yield
         return
+    # Made for the lock alone: they are removed again at the end where nothing was written into them.
     new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -334,6 +355,7 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
         reason = error.strerror or type(error).__name__
         logger.warning("%s cannot be locked (%s): do not start a second run there.", target, reason)
     try:
+        # For the message of a process that comes later.
         if lock.is_locked:
             with contextlib.suppress(OSError):
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
@@ -342,7 +364,8 @@ def sole_writer(field: str, target: Path, *, is_file: bool = False) -> Iterator[
     finally:
         if lock.is_locked:
             with contextlib.suppress(OSError):
-                path.unlink()  # before the release: who waits for this file looks whether it is still there
+                # Before the release: who waits for this file looks whether it is still there.
+                path.unlink()
             lock.release()
         for folder in new_folders:
             with contextlib.suppress(OSError):  # not empty

@@ -66,8 +66,10 @@ def smoothed(values: Sequence[float | None]) -> list[float]:
     decay = 0.0
     if points >= _FEWEST:
         decay = 1 - 2 / (max(1.0, points * _SPAN) + 1)
+    # The mean of all values so far, each with a weight that decays: `total / weight`. Without the division, a curve
+    # would begin near 0.
     total = 0.0
-    weight = 0.0  # of the values so far: dividing by it takes away the bias towards a start at 0
+    weight = 0.0
     result = []
     for value in values:
         if value is None:
@@ -89,6 +91,7 @@ def draw_panels(
     """
     figure, drawn = new_figure(1, len(panels), width * len(panels), height)
     for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        # A color is used up by a name without points, too: others keep theirs from panel to panel.
         for (name, points), color in zip(lines.items(), cycle(COLORS), strict=False):
             if points:
                 steps, values = zip(*points, strict=True)
@@ -116,6 +119,7 @@ def draw_histories(histories: Mapping[str, Sequence[Mapping[str, Any]]], metrics
     for metric in metrics:
         panels[metric] = {}
         for name, history in histories.items():
+            # Not every entry has every metric: evaluations and the summary at the end are entries, too.
             panels[metric][name] = [(entry["step"], entry[metric]) for entry in history if metric in entry]
     return draw_panels(panels, 4.5, 3.2)
 
@@ -129,6 +133,8 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     """Write a figure as PNG, and its folder, with a legend in each panel whose lines have labels."""
     for axes in figure.axes:
         _add_legend(axes)
+    # Into memory first, so that a file is written whole. Without the name of matplotlib's release, equal figures are
+    # equal files.
     picture = BytesIO()
     figure.savefig(picture, dpi=120, format="png", metadata={"Software": None})
     write_whole(path, picture.getvalue())

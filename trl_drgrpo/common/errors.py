@@ -25,7 +25,7 @@ def shortened(value: object, most: int = 60) -> str:
         text = repr(value)
     except Exception:  # a whole number of thousands of digits, an object with a `__repr__` that fails
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def did_you_mean(
@@ -74,6 +74,7 @@ class InputError(ValueError):
     def __init__(self, field: str, got: str, expected: str, remedy: str):
         if len(got) > _LONGEST:  # a model's name of 5,000 characters
             got = got[:_LONGEST] + "..."
+        # Here, because many places print an error, or write it into a log.
         super().__init__(without_credentials(f"{field}: got {got}; expected {expected}. {remedy}"))
         self.field = field
         self.got = got
@@ -145,7 +146,8 @@ def first_line(error: BaseException, most: int = 200) -> str:
     if not lines:
         return "no message"
     line = lines[0]
-    if line.endswith(":") and len(lines) > 1:  # of transformers' checks of a configuration
+    # As in transformers' checks of a configuration: the problem stands behind the colon.
+    if line.endswith(":") and len(lines) > 1:
         line = f"{line} {lines[1].strip()}"
     return line.rstrip(".")[:most]
 

@@ -9,7 +9,8 @@ from trl_drgrpo.common.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-_NOT_FINITE = "probability tensor contains"  # torch.multinomial and this package's decoder begin like this
+# torch.multinomial and this package's decoder begin like this.
+_NOT_FINITE = "probability tensor contains"
 
 
 def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | None:
@@ -32,6 +33,7 @@ def first_not_finite(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str | Non
     """
     import torch
 
+    # A type of 8 bits is that of quantized weights, which no run changes.
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     local: list[tuple[str, torch.Tensor]] = []
     for name, tensor in tensors:

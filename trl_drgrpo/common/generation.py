@@ -40,6 +40,7 @@ def that_do_something(
     """Yield the settings that are on: name, value, and the value that switches it off."""
     for name, off_value in off_values.items():
         value = settings.get(name)
+        # vLLM writes -1 for no `top_k`, transformers 0.
         is_off = value in (None, off_value, [], {}) or (name == "top_k" and value == -1)
         if name == "cache_implementation":  # every other one holds what the model computes
             is_off = value != "quantized"
@@ -52,7 +53,8 @@ def own_settings(model: object) -> dict[str, Any]:
     config = getattr(model, "generation_config", None)
     if config is None:
         return {}
-    return {name: value for name, value, _ in that_do_something(vars(config), {**AS_IT_IS, **_OTHER_WAYS})}
+    settings = that_do_something(vars(config), {**AS_IT_IS, **_OTHER_WAYS})
+    return {name: value for name, value, _ in settings}
 
 
 @contextmanager
@@ -61,6 +63,7 @@ def without_own_settings(model: object) -> Iterator[None]:
 
     Arguments of a call of `generate` stay. The configuration, which is saved with the model, is left as it was.
     """
+    # `None`: for such a field, transformers takes its own default, which does nothing.
     config = getattr(model, "generation_config", None)
     settings = own_settings(model)
     for name in settings:

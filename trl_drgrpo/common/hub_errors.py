@@ -28,7 +28,9 @@ def is_hub_id(name: object) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if not isinstance(name, str) or not name or is_local_path(name) or os.path.exists(name):
+    if not isinstance(name, str) or not name:
+        return False
+    if is_local_path(name) or os.path.exists(name):
         return False
     try:
         validate_repo_id(name)
@@ -40,8 +42,10 @@ def is_hub_id(name: object) -> bool:
 def is_adapter(name: str) -> bool:
     """Tell whether a name is that of a local folder with an adapter and no whole model."""
     folder = os.path.expanduser(name)
-    holds = [os.path.isfile(os.path.join(folder, file)) for file in ("adapter_config.json", "config.json")]
-    return holds == [True, False]
+    # `os.path.isfile` is false, and no error, for a name that is too long or holds a null character.
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return False
+    return os.path.isfile(os.path.join(folder, "adapter_config.json"))
 
 
 def check_local(field: str, name: str) -> None:
@@ -56,12 +60,14 @@ def check_local(field: str, name: str) -> None:
         raise InputError(field, "an empty text", expected, remedy)
     if os.path.isfile(path):
         raise InputError(field, f"{name}, a file", expected, remedy)
-    if os.path.isdir(path):  # unlike Path.is_dir false, and no error, for a name that is too long
+    # Unlike `Path.is_dir`, it is false, and no error, for a name that is too long.
+    if os.path.isdir(path):
         if not (path / "config.json").is_file():
             if (path / "adapter_config.json").is_file():
                 remedy = "It holds an adapter: name its base model, or merge the two first (`trl-drgrpo merge`)."
             raise InputError(field, f"{name}, a folder without config.json", expected, remedy)
         check_weights(field, path)
+    # A Hub id has one slash at most, and no sign of a path in front.
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         remedy = "Check the path."
         if not path.is_absolute():
@@ -78,6 +84,7 @@ def check_weights(field: str, folder: Path) -> None:
 
     if not os.path.isdir(folder):
         return
+    # A pipe would be opened, and wait for a writer forever.
     for entry in folder.iterdir():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise InputError(field, f"{entry}, a device or a pipe", "a folder of files", "Remove it.")
@@ -157,6 +164,7 @@ def is_unreachable(error: BaseException) -> bool:
     """Tell whether no answer came from the Hub, not one that refuses."""
     from huggingface_hub import errors
 
+    # A refusal is an `OSError`, too (`HfHubHTTPError`), so it is looked for first.
     chain = list(causes(error))
     is_refusal = any(isinstance(cause, (errors.HfHubHTTPError, errors.LocalTokenNotFoundError)) for cause in chain)
     return not is_refusal and any(isinstance(cause, OSError) for cause in chain)
@@ -170,6 +178,7 @@ def hub_reason(error: BaseException) -> tuple[str, str] | None:
     """
     from huggingface_hub import constants, errors
 
+    # The libraries wrap the Hub's error in others, so all causes are looked at.
     chain = list(causes(error))
     # In this order: a gated repository is also one that is not found.
     kinds = (

@@ -38,6 +38,7 @@ def code(text: object) -> str:
     ```
     """
     escaped = html.escape(" ".join(str(text).split()), quote=False)
+    # Markdown reads `*` and `_` inside of HTML elements, too, and `|` ends a cell even there.
     special = {ord(char): f"&#{ord(char)};" for char in r"\`*_|[]"}
     return f"<code>{escaped.translate(special)}</code>"
 
@@ -52,7 +53,8 @@ def fenced(text: str, language: str = "") -> str:
 
 def row(cells: Sequence[Any], first: Callable[[Any], str] = plain) -> str:
     """Return a line of a table; `first` writes the first cell."""
-    return f"| {' | '.join([first(cells[0]), *map(plain, cells[1:])])} |"
+    texts = [first(cells[0]), *map(plain, cells[1:])]
+    return f"| {' | '.join(texts)} |"
 
 
 def head(cells: Sequence[str]) -> str:
@@ -63,7 +65,10 @@ def head(cells: Sequence[str]) -> str:
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ("", "")) -> str:
     """Return rows of texts as a table; under a header the first column is code."""
     first = code if header[0] else plain
-    return "\n".join([head(header), *(row(cells, first) for cells in rows)])
+    lines = [head(header)]
+    for cells in rows:
+        lines.append(row(cells, first))
+    return "\n".join(lines)
 
 
 def template(package: str, name: str, filters: Mapping[str, Callable[..., Any]], **options: Any) -> Any:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 from trl_drgrpo.common.errors import InputError
@@ -52,6 +53,7 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
             any spelling and through links, or the run around a checkpoint that is an input, or a folder with a model
             or a card that is no run's.
     """
+    # Links are followed here and below: two spellings of a folder are the same.
     folder = Path(os.path.realpath(user_path(name)))
     remedy = "Name a folder of its own."
     here = Path.cwd()
@@ -66,6 +68,7 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
         path = Path(os.path.realpath(user_path(input_name)))
         if not input_name or not os.path.isdir(path):
             continue
+        # A run that goes on from a checkpoint of another one must not overwrite that one's model.
         if path == folder:
             got = f"{name}, the folder of {setting}"
         elif path in checkpoint_folders(folder):
@@ -73,12 +76,18 @@ def check_output_folder(field: str, name: str, inputs: Mapping[str, str]) -> Non
         else:
             continue
         raise InputError(field, got, "another folder", f"{remedy} Its model, card and settings would be overwritten.")
-    if any(any(folder.glob(pattern)) for pattern in _OF_A_RUN):
-        return
-    model_files = sorted(path.name for pattern in _SAVED for path in folder.glob(pattern))
+    for pattern in _OF_A_RUN:
+        if any(folder.glob(pattern)):
+            return
+    model_files = _saved_files(folder)
     if model_files:
-        got = f"{name}, which holds {model_files[0]} that no run has written"
+        got = f"{name}, which holds {model_files[0].name} that no run has written"
         raise InputError(field, got, "a new folder, or that of a run", f"{remedy} The files would be overwritten.")
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that the end of a training replaces, by name."""
+    return sorted(chain.from_iterable(map(folder.glob, _SAVED)))
 
 
 def recorded_base(model: str) -> str | None:
@@ -91,7 +100,6 @@ def recorded_base(model: str) -> str | None:
 
 def drop_saved_links(folder: Path) -> None:
     """Remove links where a model is about to be saved, which would be written through."""
-    for pattern in _SAVED:
-        for path in folder.glob(pattern):
-            if path.is_symlink():
-                path.unlink()
+    for path in _saved_files(folder):
+        if path.is_symlink():
+            path.unlink()

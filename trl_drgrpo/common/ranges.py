@@ -48,6 +48,7 @@ class Range:
             return self.optional
         if isinstance(value, str):
             return self.text
+        # A boolean is an integer to Python; numpy's numbers are registered with these classes.
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             return False
         number: Any = value
@@ -55,9 +56,11 @@ class Range:
             return True
         if not -math.inf < number < math.inf:
             return False
-        if self.lowest is not None and (number < self.lowest or (self.above and number == self.lowest)):
+        lowest = -math.inf if self.lowest is None else self.lowest
+        highest = math.inf if self.highest is None else self.highest
+        if (self.above and number == lowest) or (self.below and number == highest):
             return False
-        return self.highest is None or number < self.highest or (number == self.highest and not self.below)
+        return lowest <= number <= highest
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a finite number"
@@ -104,7 +107,7 @@ def share(**more: Any) -> Range:
 
 _STEPS = "A number below 1 is a share of all steps."
 
-# Fields of a run by what they may be.
+# Fields of a run by what they may be: `DrGRPOConfig`'s, TRL's and transformers', and those of an adapter.
 _FIELDS: tuple[tuple[Range, str], ...] = (
     # Whole numbers
     (

@@ -61,6 +61,7 @@ def _is_panic(error: BaseException) -> bool:
 
 def problem_of(error: BaseException) -> InputError | DiskFullError | None:
     """Return the one-line error for an error that nobody caught; `None` for a bug, whose traceback is to be seen."""
+    # A library's call first: what it read has a name there, which an error of the file system may lack.
     problem = _of_library(error) or _of_files(error) or _of_content(error)
     if problem is not None:
         problem.__cause__ = error
@@ -71,6 +72,7 @@ def _of_files(error: BaseException) -> InputError | DiskFullError | None:
     if not isinstance(error, OSError):
         return None
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    # Two where a file is copied or moved.
     name = " to ".join(name if len(name) < 200 else name[:200] + "..." for name in names)
     reason = error.strerror or type(error).__name__
     if error.errno in _FULL:
@@ -112,6 +114,8 @@ def _of_library(error: BaseException) -> InputError | None:
     """
     if not (isinstance(error, Exception) or _is_panic(error)):
         return None
+    # The traceback from the outermost call to the place of the error: what stands below a library's function was
+    # called by it.
     models: list[FrameType] = []
     data: list[FrameType] = []
     files: list[FrameType] = []
@@ -119,7 +123,7 @@ def _of_library(error: BaseException) -> InputError | None:
         package = _package(frame)
         if package == "trl_drgrpo":
             models.clear()
-            if data:
+            if data:  # such as a function of ours in `map`
                 return None
         elif package in _DATA:
             data.append(frame)

@@ -20,7 +20,8 @@ from trl_drgrpo.common.errors import InputError, shortened, told
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINTS = "trl_drgrpo"  # group of entry points: modules of other packages that register names
+# The group of entry points: modules of other packages that register names.
+ENTRY_POINTS = "trl_drgrpo"
 _PACKAGE = __name__.partition(".")[0]
 # Dots, colons and slashes make a path, and a recipe reads `1`, `-1`, `null` and `on` as values.
 _NAME = re.compile(r"(?!(?i:null|true|false|yes|no|on|off)\Z)[^\W\d][\w-]*")
@@ -65,8 +66,9 @@ class Registry(Mapping[str, EntryClass]):
     def add(self, entry: EntryClass) -> None:
         """Add an entry. Refuses a name that is taken or that no recipe can hold, and an entry without help."""
         module = _registering_module()
+        # So that a name of this package is refused here, and not when the registry is first read.
         if module.partition(".")[0] != _PACKAGE:
-            self._filled()  # so that a name of this package is refused here, and not when the registry is first read
+            self._filled()
         if not (isinstance(entry.name, str) and _NAME.fullmatch(entry.name)):
             expected = "letters, digits, _ and -, no digit first, no word of YAML"
             raise self.error(entry.name, "this name", expected, "Register it under another name.")
@@ -84,6 +86,7 @@ class Registry(Mapping[str, EntryClass]):
         for field in fields(entry):
             value = getattr(entry, field.name)
             got = f"{field.name}={shortened(value)}"
+            # By the annotations of the dataclass, so entries of other packages are checked as well.
             if field.type in (bool, bool | None) and not isinstance(value, field.type):  # type: ignore[arg-type]
                 raise self.error(entry.name, got, "True or False", "Pass a boolean.")
             is_count = type(value) is int and value > 0  # True is an int, too
@@ -109,7 +112,8 @@ class Registry(Mapping[str, EntryClass]):
             value: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the home exists, and a module that it imports does not
+                # The home exists, and a module that it imports does not.
+                raise
             raise missing from error
         for attribute in path.split("."):
             if not hasattr(value, attribute):
@@ -138,7 +142,8 @@ class Registry(Mapping[str, EntryClass]):
     def _filled(self) -> dict[str, EntryClass]:
         if self._is_filled:
             return self._entries
-        self._is_filled = True  # first, because the modules below may read the registry
+        # First, because the modules below may read the registry.
+        self._is_filled = True
         for name in sys.modules[_PACKAGE].REGISTRATIONS[self.kind]:
             # A room's modules register their names themselves, so each of them is imported.
             module = importlib.import_module(f"{_PACKAGE}.{name}")
@@ -154,6 +159,7 @@ class Registry(Mapping[str, EntryClass]):
 
 def _registering_module() -> str:
     """Return the name of the module that called `register_...`."""
+    # Behind `register_reward` and the like, which other packages call, or wrap in functions of such a name.
     frame = sys._getframe(2)  # the caller of `Registry.add`
     while frame.f_code.co_name.startswith("register") and frame.f_back is not None:
         frame = frame.f_back

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
@@ -57,15 +56,18 @@ def check_prompt_values(dataset: Split, field: str, where: str = "") -> None:
 
 def _refuse_bad(prompts: Iterable[object], field: str, where: str = "") -> None:
     """Refuse prompts that cannot be read; the error names the first and counts the others."""
-    problems = filter(itemgetter(1), enumerate(map(prompt_problem, prompts)))
-    first = next(problems, None)
-    if first is None:
+    got = ""
+    later_problems = 0
+    for row, prompt in enumerate(prompts):
+        problem = prompt_problem(prompt)
+        if problem and got:
+            later_problems += 1
+        elif problem:
+            got = f"{problem} as the prompt in row {row} (the first is 0){where}"
+    if not got:
         return
-    row, problem = first
-    got = f"{problem} as the prompt in row {row} (the first is 0){where}"
-    count = sum(1 for _ in problems)
-    if count:
-        got += f" and in {count} more"
+    if later_problems:
+        got += f" and in {later_problems} more"
     raise InputError(
         field,
         got,
@@ -121,6 +123,7 @@ def prompt_problem(prompt: object) -> str:
             return f"{message!r:.60}, which is not a message,"
         if message.get("content") is None and not message.get("tool_calls"):
             return f"{message!r:.60}, a message without content,"
+        # A text, or parts such as `{"type": "text", "text": ...}` and images.
         content = message.get("content") or ""
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         if not (isinstance(content, str) or is_parts):
@@ -130,7 +133,7 @@ def prompt_problem(prompt: object) -> str:
 
 def prompt_rows(dataset: Split) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number, prompt and environment's name of a split's rows; none of rows made on the fly, or with images."""
-    columns = dataset.column_names or ["prompt", "environment"]
+    columns = dataset.column_names or ["prompt", "environment"]  # a stream may not know them
     if "prompt" not in columns or {"image", "images"}.intersection(columns):
         return
     names = [name for name in ("prompt", "environment") if name in columns]
@@ -149,6 +152,7 @@ def column_values(dataset: Split, names: Sequence[str]) -> dict[str, ColumnValue
     kinds: dict[str, set[str]] = defaultdict(set)
     nulls: dict[str, list[int]] = defaultdict(list)
     rows = 0
+    # Raw: an image would be decoded, which takes long and says no more about its kind.
     for batch in _batches(dataset, names, raw=True):
         for name, values in batch.items():
             for row, value in enumerate(values, rows):
@@ -161,17 +165,20 @@ def column_values(dataset: Split, names: Sequence[str]) -> dict[str, ColumnValue
     contents = {}
     for name in names:
         kind = "other"
+        # Nulls beside values are counted, and make no kind of their own.
         kinds_of_values = kinds[name] - {"null"} or {"null"}
         if len(kinds_of_values) == 1:
             (kind,) = kinds_of_values
-        contents[name] = ColumnValues(kind, rows, len(nulls[name]), next(iter(nulls[name]), None))
+        null_rows = nulls[name]
+        first_null = null_rows[0] if null_rows else None
+        contents[name] = ColumnValues(kind, rows, len(null_rows), first_null)
     return contents
 
 
 def first_row(dataset: Split) -> dict[str, Any] | None:
     """Return the first row of a split; `None` for rows made on the fly, and for none."""
     if not _is_in_memory(dataset):
-        if dataset.info.builder_name == "generator":
+        if dataset.info.builder_name == "generator":  # its first row might be gone for the training
             return None
         return next(iter(dataset), None)
     if not len(dataset) or dataset.format["type"] == "custom":
@@ -188,6 +195,7 @@ def _batches(dataset: Split, names: Sequence[str], raw: bool = False) -> Iterato
 
     Rows from a generator, or through a function of the user's, are not read: that may change the next ones.
     """
+    # A split in memory with the format "custom" computes its rows when they are read (`set_transform`).
     if not _is_in_memory(dataset):
         if can_be_read_again(dataset):
             with reading("dataset_name", f"a stream, in its first {STREAMED_ROWS} rows", "data that can be read"):
@@ -205,12 +213,14 @@ def known_length(dataset: Split) -> int | None:
         return len(dataset)
     if not can_be_read_again(dataset):
         return None
+    # With fewer, the stream has ended.
     rows = sum(1 for _ in islice(dataset, STREAMED_ROWS))
     return rows if rows < STREAMED_ROWS else None
 
 
 def can_be_read_again(stream: Split) -> bool:
     """Tell whether a stream surely starts from its first row whenever it is read."""
+    # Files are opened anew for each pass. Whether a generator begins anew, only its function can tell.
     if stream.info.builder_name != "generator":
         return True
     generators = list(_generators(getattr(stream, "_ex_iterable", None)))
@@ -236,6 +246,7 @@ def _starts_anew(function: object, options: Mapping[str, Any]) -> bool:
         return _starts_anew(function.func, {**options, **function.keywords, "": function.args})
     if not inspect.isfunction(function):
         return False
+    # All that its body can name beside its own variables: arguments, names of functions around it, of its module.
     variables = inspect.getclosurevars(function)
     read = [*options.values(), *variables.nonlocals.values(), *variables.globals.values()]
     return all(map(_is_plain, read))
@@ -272,6 +283,7 @@ def check_images(dataset: Split, field: str) -> None:
     column = "images" if "images" in columns else "image"
     if column not in columns or "prompt" not in columns:
         return
+    # An empty list is a row without a picture, and its number is kept: a row with one may come before or behind it.
     row = 0
     first_empty: int | None = None
     has_pictures = False
@@ -301,7 +313,11 @@ def check_images(dataset: Split, field: str) -> None:
 def _problem_of_images(images: object) -> str:
     if not isinstance(images, list):
         return "null" if images is None else f"{type(images).__name__}, which is no list,"
-    return next(filter(None, map(_problem_of_image, images)), "")
+    for image in images:
+        problem = _problem_of_image(image)
+        if problem:
+            return problem
+    return ""
 
 
 def _problem_of_image(image: object) -> str:
@@ -313,11 +329,13 @@ def _problem_of_image(image: object) -> str:
     if isinstance(image, list) and not (image and isinstance(image[0], list)):  # lists of lists are an array
         return "a list"
     path = image
+    # Its bytes win over its path, as in `datasets`.
     if isinstance(image, dict):
         path = image.get("path") if image.get("bytes") is None else None
-    if isinstance(path, str) and path.lower().endswith(_PICTURES) and "://" not in path and not os.path.isfile(path):
-        return f"{path!r:.80}, a file that does not exist,"
-    return ""
+    # Other texts may be URLs, or pictures in base64.
+    if not isinstance(path, str) or "://" in path or not path.lower().endswith(_PICTURES):
+        return ""
+    return "" if os.path.isfile(path) else f"{path!r:.80}, a file that does not exist,"
 
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")

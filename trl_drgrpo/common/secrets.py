@@ -26,9 +26,12 @@ _NAMES += ("secret_key", "account_key", "passphrase", "credential", "cookie", "a
 _SUFFIXES = ("hub_token", "auth_token", "hf_token", "access_token", "api_token", "session_token", "security_token")
 _SUFFIXES += ("sas_token", "refresh_token", "bearer_token", *(f"_{name}" for name in _NAMES if name != "token"))
 _SUFFIXES += ("password", "passwd", "apikey")  # PGPASSWORD
-_ENVIRONMENT = (*_SUFFIXES, "_token", "_key")  # nobody keeps a word of a template in an environment variable
-_SHORTEST = 8  # characters: a shorter value would blot out words that only look like it
-_PROMPTS = ("system_prompt", "prompt_template")  # part of the task, and shown everywhere
+# Nobody keeps a word of a template in an environment variable.
+_ENVIRONMENT = (*_SUFFIXES, "_token", "_key")
+# In characters: a shorter value would blot out words that only look like it.
+_SHORTEST = 8
+# Part of the task, and shown everywhere.
+_PROMPTS = ("system_prompt", "prompt_template")
 _HIDDEN = "<secret>"
 
 # `scheme://user:password@host`: up to the last `@`, as passwords are not always quoted as they should be. The lengths
@@ -93,6 +96,7 @@ def without_credentials(text: str) -> str:
         quote, name, between, _ = match.groups()
         return f"{quote}{name}{quote}{between}{_HIDDEN}" if is_secret(name) else match[0]
 
+    # Each pattern is tried where its sign stands alone: most texts are long, and hold none of them.
     if "://" in text:
         text = _PARAMETER.sub(parameter, _USER.sub(rf"\1{_HIDDEN}@", text))
     if "@" in text:
@@ -114,6 +118,7 @@ def redacted_command(argv: Sequence[str]) -> str:
 
     ```
     """
+    # A flag's value is the next word, or stands behind `=`.
     shown: list[str] = []
     name = ""  # of the flag whose value comes next
     for word in argv:
@@ -153,6 +158,7 @@ def _scrubbed_entry(name: str, value: object) -> object:
     if name in _PROMPTS:
         return value
     is_value = isinstance(value, (str, bytes, int, float, list, tuple, Mapping)) and not isinstance(value, bool)
+    # A boolean, such as `use_auth_token=True`, tells nothing.
     if is_value and is_secret(name):
         return None
     return _shown_value(name, value) if type(value) is str else scrubbed(value)

@@ -1,6 +1,5 @@
 """The layers that an adapter's configuration names, against those of the model."""
 
-from collections.abc import Iterable
 from difflib import get_close_matches
 
 from peft import PeftConfig
@@ -10,6 +9,7 @@ from transformers import PreTrainedModel
 
 from trl_drgrpo.common.errors import InputError, did_you_mean
 from trl_drgrpo.single_gpu.peft_adapters import ALL_LINEAR, HEAD
+from trl_drgrpo.single_gpu.unfit_layers import last_names, linear_layer_names
 
 
 def check_targets(config: PeftConfig, model: nn.Module) -> None:
@@ -17,17 +17,18 @@ def check_targets(config: PeftConfig, model: nn.Module) -> None:
 
     PEFT passes over a single one of `target_modules`, and so does this, as long as another one is there.
     """
-    modules = dict(model.named_modules())
-    parameters = [name for name, _ in model.named_parameters()]
+    modules = list(dict(model.named_modules()))
+    parameters = list(dict(model.named_parameters()))
     _refuse_missing(config, model, "target_parameters", "parameter", parameters, parameters)
-    _refuse_missing(config, model, "modules_to_save", "module", list(modules), _last_names(modules))
+    _refuse_missing(config, model, "modules_to_save", "module", modules, last_names(modules))
     targets = getattr(config, "target_modules", None)
+    # PEFT chooses the layers itself, or needs none beside parameters.
     if not targets or targets == ALL_LINEAR or getattr(config, "target_parameters", None):
         return
     if any(check_target_module_exists(config, name) for name in modules):
         _refuse_tied_target(config, model)
         return
-    layers = _last_names(name for name, module in modules.items() if isinstance(module, nn.Linear))
+    layers = linear_layer_names(model)
     requested = [targets] if isinstance(targets, str) else sorted(targets)
     nearest: dict[str, None] = {}  # in order, without repetitions
     for target in requested:
@@ -40,11 +41,6 @@ def check_targets(config: PeftConfig, model: nn.Module) -> None:
     got = f"{', '.join(requested)}, matching no layer of {type(model).__name__}"
     expected = f"names such as {', '.join(layers)}, or {ALL_LINEAR}"
     raise InputError("peft_config.target_modules (lora_target_modules)", got, expected, remedy)
-
-
-def _last_names(names: Iterable[str]) -> list[str]:
-    """Return the different last parts of modules' names, sorted; the model itself has none."""
-    return sorted({name.rpartition(".")[2] for name in names} - {""})
 
 
 def _refuse_missing(
@@ -65,6 +61,7 @@ def _refuse_tied_target(config: PeftConfig, model: nn.Module) -> None:
         return
     if not model.config.get_text_config().tie_word_embeddings:
         return
+    # With `ensure_weight_tying`, PEFT adapts both layers of tied weights where one is a target.
     embeddings = model.get_input_embeddings()
     for name, module in model.named_modules():
         if module is embeddings and check_target_module_exists(config, name):

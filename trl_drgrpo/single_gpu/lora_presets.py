@@ -107,6 +107,7 @@ def preset_arguments(name: Preset = "lora", **overrides: Any) -> dict[str, Any]:
     """
     check_preset(name)
     on_cpu = bool(overrides.get("use_cpu"))
+    # Of the frozen base: TRL's own default, float32, would take twice the memory.
     dtype = "bfloat16" if computes_in_bfloat16(on_cpu) else "float32"
     init = {"dtype": dtype, **(overrides.get("model_init_kwargs") or {})}
     return {**_training(name, on_cpu), **overrides, "model_init_kwargs": init}
@@ -127,16 +128,18 @@ def preset_values(name: str, settings: Mapping[str, Any], device: str | None = N
     takes_bfloat16 = device == "cuda"
     if device is None:
         takes_bfloat16 = computes_in_bfloat16(on_cpu)
-    # The keys of `trl grpo`, in which recipes and flags are written, are PEFT's behind `lora_`.
-    adapter = {f"lora_{field.removeprefix('lora_')}": value for field, value in _ADAPTER.items()}
-    values = {"use_peft": True, **adapter, "lora_target_modules": [_ADAPTER["target_modules"]]}
+    values: dict[str, Any] = {}
+    if not is_adapter(str(settings.get("model_name_or_path"))):  # which brings its own rank and layers
+        values["use_peft"] = True
+        # The keys of `trl grpo`, in which recipes and flags are written, are PEFT's behind `lora_`.
+        for field, value in _ADAPTER.items():
+            values[f"lora_{field.removeprefix('lora_')}"] = value
+        values["lora_target_modules"] = [_ADAPTER["target_modules"]]
     if name == "qlora":
         values |= {**_4BIT, "use_bnb_nested_quant": True}
     # In TRL's keys this is also the dtype in which 4-bit layers compute.
     chosen_dtype = (settings.get("model_init_kwargs") or {}).get("dtype")
     values["dtype"] = chosen_dtype or ("bfloat16" if takes_bfloat16 else "float32")
-    if is_adapter(str(settings.get("model_name_or_path"))):  # it brings its own rank and layers
-        values = {key: value for key, value in values.items() if key != "use_peft" and not key.startswith("lora_")}
     values |= _training(name, on_cpu, device)
     return {key: value for key, value in values.items() if key not in settings}
 
@@ -189,5 +192,6 @@ def _training(name: str, on_cpu: bool, device: str | None = None) -> dict[str, A
     if device is None:
         is_cuda = torch.cuda.is_available() and not on_cpu
     if name == "qlora" and is_cuda:
-        values["optim"] = "paged_adamw_8bit"  # elsewhere bitsandbytes has no paged memory
+        # Elsewhere bitsandbytes has no paged memory.
+        values["optim"] = "paged_adamw_8bit"
     return values

@@ -48,10 +48,11 @@ def check_adapter_dir(adapter: Path) -> None:
     kind = f"a folder without {_ADAPTER_FILE}"
     expected = "an adapter's folder"
     remedy = "Name the folder that a LoRA run wrote."
+    inner = sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}"))
     if not adapter.is_dir():
         kind = "a file" if adapter.exists() else "which does not exist"
         remedy = "Check the path."
-    elif inner := sorted(str(path.parent) for path in adapter.glob(f"*/{_ADAPTER_FILE}")):
+    elif inner:
         kind = "which holds adapters in subfolders only"
         expected = "the folder of one adapter"
         remedy = f"Name one of them: {', '.join(inner)}."
@@ -118,7 +119,8 @@ def model_class_of(config: "PreTrainedConfig", adapter: Path | None = None) -> A
     is_multimodal = config.get_text_config(decoder=True) is not config
     if adapter is None or not is_multimodal or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return named_class
-    # Built without memory, to see in which of the two the adapter's first weight is at home.
+    # Built without memory, to see in which of the two the adapter's first weight is at home. For example
+    # `model.language_model.layers.0.q_proj.lora_A.weight`: a language model by itself has no `model.language_model`.
     key = next(iter(_adapter_weights(adapter)), "").removeprefix("base_model.model.")
     with torch.device("meta"):
         multimodal_model: Any = named_class(copy.deepcopy(config))
@@ -128,7 +130,7 @@ def model_class_of(config: "PreTrainedConfig", adapter: Path | None = None) -> A
 
 def _depth_in(model: "PreTrainedModel", key: str) -> int:
     """Return how many parts of a weight's name are modules of a model, one inside the other."""
-    modules = {name for name, _ in model.named_modules()}
+    modules = dict(model.named_modules())
     parts = key.split(".")
     return max(depth for depth in range(len(parts)) if ".".join(parts[:depth]) in modules)
 
@@ -157,7 +159,7 @@ def attach(model: "PreTrainedModel", adapter: Path, is_trainable: bool = False) 
 
     try:
         peft_model = PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
-        # Once more, as only this says what fits.
+        # Once more, as only this says what fits: `from_pretrained` drops the result of loading.
         loaded = peft_model.load_adapter(str(adapter), "default", is_trainable=is_trainable)
     except Exception as error:
         raise _does_not_fit(adapter, f"peft says: {_first_lines(error)}") from error
@@ -181,6 +183,7 @@ def fit_vocabulary(model: "PreTrainedModel", adapter: Path) -> None:
 
     The adapter brings the content of the new rows, too.
     """
+    # peft saves whole embeddings beside the adapter where their number of rows has changed.
     weights = _adapter_weights(adapter)
     embeddings = model.get_input_embeddings()
     (name,) = [name for name, module in model.named_modules() if module is embeddings]
@@ -216,7 +219,7 @@ def _does_not_fit(adapter: Path, why: str) -> InputError:
 
 
 def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = list(filter(None, map(str.strip, str(error).splitlines())))
     return " ".join(lines[:2])[:300].rstrip(".")
 
 
@@ -278,7 +281,8 @@ def merge_adapter(
     output = Path(os.path.realpath(user_path(output_dir)))
     if dtype is not None and dtype not in TOLERANCES:
         raise InputError("dtype", repr(dtype), f"one of {', '.join(TOLERANCES)}", "Leave it out for the base's own.")
-    if os.path.lexists(output) and (not output.is_dir() or any(output.iterdir())):
+    is_new = not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir()))
+    if not is_new:
         raise InputError("output", f"{output}, which exists", "a new folder", "Choose another name, or remove it.")
     if output.is_mount() or output == Path.cwd():
         remedy = f"Name a folder inside it, such as {output / 'merged'}."
@@ -322,8 +326,10 @@ class _Unmerged:
         difference = _largest_difference(_logits(merged, self.inputs), self.logits)
         scale = self.max_logit
         allowed = TOLERANCES[dtype] * max(1.0, scale)
-        # An effect below 1e-4 of the logits is in the range in which float32 rounds, too.
+        # The merge is nearer to the base than to the adapter. An effect below 1e-4 of the logits is in the range in
+        # which float32 rounds, too, and says nothing.
         is_lost = self.effect > 1e-4 * scale and difference > self.effect / 2
+        # Half precision may lose an update, which is said below. In float32 nothing but a wrong base loses one.
         if math.isinf(difference) or difference > allowed or (is_lost and dtype == "float32"):
             if is_lost:
                 allowed = min(allowed, self.effect / 2)
@@ -351,12 +357,16 @@ def _write(
     fit_vocabulary(model, adapter)
     # The same rows every time, spread over the vocabulary by a prime step.
     vocabulary = model.config.get_text_config().vocab_size
-    inputs = [(torch.arange(1, n + 1) * 7919 % vocabulary).unsqueeze(0) for n in (1, 7, 32)]
+    inputs = []
+    for length in (1, 7, 32):
+        ids = torch.arange(1, length + 1) * 7919 % vocabulary
+        inputs.append(ids.unsqueeze(0))
+    # In this order: the adapter is put onto the model itself, which is the base no longer.
     logits_of_base = _logits(model, inputs)
     adapted = attach(model, adapter)
     logits = _logits(adapted, inputs)
     unmerged = _Unmerged(inputs, logits, _largest_difference(logits, logits_of_base))
-    if unmerged.effect == 0:
+    if unmerged.effect == 0:  # B starts at 0, and a run without a step leaves it there
         logger.warning("%s changes nothing: the merged model is its base.", adapter)
     try:
         merged = adapted.merge_and_unload(safe_merge=True)
@@ -370,8 +380,9 @@ def _write(
         got = f"{dtype}, which cannot hold {weight}"
         remedy = "Nothing was written. Choose bfloat16 or float32."
         raise InputError("dtype", got, "a type whose range holds every weight", remedy)
+    # Training with gradient checkpointing switches the cache off, and saves that with the model.
     for settings in (merged.config, merged.config.get_text_config(), merged.generation_config):
-        if getattr(settings, "use_cache", None) is False:  # training with gradient checkpointing switches it off
+        if getattr(settings, "use_cache", None) is False:
             settings.use_cache = True
     merged.save_pretrained(folder)
     _save_tokenizer(adapter, base, loading, folder)
@@ -417,6 +428,7 @@ def _save_tokenizer(adapter: Path, base: str, loading: dict[str, Any], folder: P
 def _appearing(output: Path) -> Iterator[Path]:
     """Make a folder beside `output` that takes its name at the end of the block, or is removed if the block fails."""
     check_writable("output", str(output))
+    # Beside it: a folder can be renamed within a file system alone.
     part = output.parent / f".{output.name}.part-{os.getpid()}"
     try:
         with room_needed(part, lambda: "No merged model was written."):

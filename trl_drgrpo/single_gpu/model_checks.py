@@ -9,8 +9,8 @@ import copy
 import heapq
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain, starmap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -24,7 +24,7 @@ from trl_drgrpo.common.hub_errors import check_weights, hub_errors, is_adapter, 
 from trl_drgrpo.common.rows import prompt_rows
 from trl_drgrpo.single_gpu.peft_adapters import ALL_LINEAR, check_adapter, check_reference
 from trl_drgrpo.single_gpu.policies import source_of
-from trl_drgrpo.single_gpu.vocabulary import context_length, embedding_rows
+from trl_drgrpo.single_gpu.vocabulary import AT_ONCE, context_length, embedding_rows
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -90,6 +90,7 @@ def check_model(
                 expected = "a function, or the folder or Hub id of a reward model"
                 remedy = f"Pass trl_drgrpo.rewards.resolve_reward({reward!r})."
                 raise InputError("reward_funcs", f"{reward}, a name for recipes", expected, remedy)
+    # The policy's files before those of reward models: the first error is about the model that is trained.
     if isinstance(model, str):
         source, options = source_of(model, {"trust_remote_code": args.trust_remote_code, **init})
         check_weights("model", Path(source))
@@ -107,7 +108,8 @@ def check_model(
             check_targets(peft_config, module)
     if isinstance(model, nn.Module):
         return embedding_rows(model)
-    if config is None or is_adapter(model):  # an adapter may bring more embeddings than its base has
+    # An adapter may bring more embeddings than its base has.
+    if config is None or is_adapter(model):
         return None
     return getattr(config.get_text_config(), "vocab_size", None)
 
@@ -136,6 +138,8 @@ def _checked_config(name: str, init: dict[str, Any]) -> PreTrainedConfig:
         if value not in (None, "auto") and not isinstance(dtype, (torch.dtype, dict)):
             remedy = "For example bfloat16."
             raise InputError(f"model_init_kwargs: {key}", shortened(value), "a dtype of torch, or auto", remedy)
+    # transformers takes a keyword that it does not know for a field of the configuration, and hands what is no field
+    # to the model's constructor, whose `TypeError` comes once the weights' files are there.
     keywords = {*inspect.signature(PreTrainedModel.from_pretrained).parameters, *_OF_BOTH, *_USUAL}
     passed_on = _passed_on(init.keys() - keywords)
     options = {key: init[key] for key in init if key in _OF_BOTH or key in passed_on}
@@ -144,8 +148,10 @@ def _checked_config(name: str, init: dict[str, Any]) -> PreTrainedConfig:
         config, unused = AutoConfig.from_pretrained(  # type: ignore[assignment]
             init.get("config") or name, return_unused_kwargs=True, **options
         )
-    if getattr(config, "auto_map", None):  # code of the repository may take any keyword, and have any class
+    # Code of the repository may take any keyword, and have any class.
+    if getattr(config, "auto_map", None):
         return config
+    # What neither the configuration nor `from_pretrained` takes would end in a `TypeError` of the model's class.
     for key in unused:
         if key in passed_on:
             remedy = did_you_mean(key, [*keywords, *config.to_dict()], "Remove it.", cutoff=0.7)
@@ -223,7 +229,6 @@ def refuse_too_long(tokens: int, row: int, most: int | None, context: int | None
 
 
 _COUNTED = 10_000  # prompts of a split, those with the longest texts
-_AT_ONCE = 256  # prompts that are tokenized together
 
 
 class _SizedRow(NamedTuple):
@@ -234,9 +239,12 @@ class _SizedRow(NamedTuple):
     row: dict[str, Any]
 
 
-def _sized(place: int, row: dict[str, Any]) -> _SizedRow:
-    size = len(str(row["prompt"]).encode(errors="replace"))
-    return _SizedRow(size, place, row)
+def _too_long(rows: Iterable[tuple[int, dict[str, Any]]], room: int) -> Iterator[_SizedRow]:
+    """Yield the rows whose prompt may have more tokens than there is room for: a token has a byte at least."""
+    for place, row in rows:
+        size = len(str(row["prompt"]).encode(errors="replace"))
+        if size > room:
+            yield _SizedRow(size, place, row)
 
 
 def check_prompt_lengths(
@@ -267,12 +275,14 @@ def check_prompt_lengths(
             raise InputError("prompt", f"no tokens of row {place} of {field}", "at least one token", remedy)
         if context is None:
             continue
+        # The first prompt's tokens stand for what the chat template adds to each: too many rather than too few.
         room = context - (most or 1) - tokens_of_first
-        too_long = (sized for sized in starmap(_sized, chain([first], rows)) if sized.size > room)
+        # A heap holds the longest alone, so a stream of any length takes little memory.
+        too_long = _too_long(chain([first], rows), room)
         longest = heapq.nlargest(_COUNTED, too_long, key=lambda sized: sized.size)
         tokens: list[int] = []
-        for start in range(0, len(longest), _AT_ONCE):
-            tokens += count([sized_row.row for sized_row in longest[start : start + _AT_ONCE]])
+        for start in range(0, len(longest), AT_ONCE):
+            tokens += count([sized_row.row for sized_row in longest[start : start + AT_ONCE]])
         if tokens:
             index = tokens.index(max(tokens))
             refuse_too_long(tokens[index], longest[index].place, most, context, f" of {field}")
@@ -282,6 +292,7 @@ def _without_weights(
     config: PreTrainedConfig, init: Mapping[str, Any], peft_config: "PeftConfig | None"
 ) -> nn.Module | None:
     """Return the model on the meta device, where somebody needs it; `None` where only loading would tell."""
+    # To compare names of layers with the adapter's, or to ask the class about an implementation of attention.
     targets = getattr(peft_config, "target_modules", None)
     is_named = targets is not None and targets != ALL_LINEAR
     for field in ("modules_to_save", "target_parameters"):

@@ -46,8 +46,10 @@ def choose_quantization(
     preset's is refused for a model that was loaded without quantization.
     """
     of_preset = getattr(peft_config, "quantization_config", None)
-    if quantization_config is not None or of_preset is None or (init or {}).get("quantization_config") is not None:
+    if quantization_config is not None or of_preset is None:
         return quantization_config
+    if (init or {}).get("quantization_config") is not None:  # TRL refuses two
+        return None
     if isinstance(model, str):
         return of_preset
     if not getattr(model, "is_quantized", False):
@@ -118,6 +120,7 @@ def check_adapter(
         if not _trains(model):
             remedy = "Load it with PeftModel.from_pretrained(..., is_trainable=True)."
             raise InputError("model", "an adapter in which every parameter is frozen", "a trainable adapter", remedy)
+    # A quantized model trains where transformers has put an adapter into it, or its weights stay trainable.
     elif getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
         if not getattr(getattr(model, "hf_quantizer", None), "is_qat_trainable", False):
             raise _no_adapter("a quantized model without an adapter")
@@ -137,6 +140,7 @@ def _check_config(config: Any) -> None:
     task = getattr(config.task_type, "value", config.task_type)
     if task is not None and task not in ADAPTER_TASKS:
         raise InputError("peft_config.task_type", str(task), "CAUSAL_LM", "The policy is a causal language model.")
+    # Of a pattern, too, the part behind the last dot is looked at.
     targets = getattr(config, "target_modules", None)
     names = [targets] if isinstance(targets, str) else list(targets or [])
     if any(name.rpartition(".")[2] == HEAD for name in names):
@@ -152,6 +156,7 @@ def check_reference(model: "Policy", peft_config: PeftConfig | None, beta: float
         _refuse_trained_biases("peft_config", peft_config)
     if not isinstance(model, PeftModel):
         return
+    # The reference is a frozen copy of the active adapter under TRL's name for it (`add_reference_adapter`).
     active = list(model.active_adapters)
     if len(active) > 1:
         remedy = "Activate one with model.set_adapter(name), or merge them with model.add_weighted_adapter."
@@ -164,7 +169,8 @@ def check_reference(model: "Policy", peft_config: PeftConfig | None, beta: float
 
 def _refuse_trained_biases(field: str, config: PeftConfig) -> None:
     bias = getattr(config, "bias", "none")
-    if bias != "none":  # in the base's own layers, where they stay when the adapter is switched off
+    # Biases are the base's own, and stay trained where the adapter is switched off.
+    if bias != "none":
         remedy = "The reference would have the biases that are trained: set bias='none', or beta=0."
         raise InputError(field, f"an adapter with bias={bias!r} and beta > 0", "bias='none'", remedy)
 
@@ -200,11 +206,13 @@ def prepare_adapters(model: nn.Module, created: Mapping[str, Tensor], adapter_dt
             # which PEFT does not pass on. Past nn.Module, for which it would be a second parameter.
             object.__setattr__(module, "bias", module.original_module.bias)
     if adapter_dtype == "float32" and is_quantized(model):
+        # The values from before the cast, not the rounded ones in a wider type.
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name in created and created[name].dtype != parameter.dtype:
                 parameter.data = created[name].to(parameter.device)
         for parameter in _adapter_parameters(model):
-            if parameter.dtype in (torch.bfloat16, torch.float16):  # an adapter that came in half precision
+            # An adapter that came in half precision.
+            if parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.data = parameter.data.float()
 
 
@@ -225,6 +233,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the trainable parameters of adapter layers."""
+    # A layer of PEFT keeps each kind of weight (lora_A, lora_B) of all adapters in one container.
     for module in model.modules():
         if not isinstance(module, BaseTunerLayer):
             continue
@@ -244,5 +253,6 @@ def keep_4bit_layout(model: nn.Module) -> None:
             continue
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if getattr(state, "packing_format_for_cpu", False):
-            module.state_dict()  # saving a packed layer unpacks it in place: the public way back
+            # Saving a packed layer unpacks it in place: the public way back.
+            module.state_dict()
         module.support_avx512bf16_for_cpu = False  # pyright: ignore[reportArgumentType]

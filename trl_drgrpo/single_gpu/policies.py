@@ -51,6 +51,7 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     """
     base, options = source_of(name, options)
     architecture = _adapted_class(name, base, options)
+    # TRL's function passes keywords on to `from_pretrained`, which then returns what it did not find as well.
     model, info = load(base, architecture, **options, output_loading_info=True)
     refuse_new_weights("model", base, model, info, f"{_RANDOM}name a checkpoint that was trained as this model.")
     refuse_bad_ends("model", base, model)
@@ -59,7 +60,7 @@ def load_policy(load: Callable[..., Any], name: str, options: dict[str, Any]) ->
     from trl_drgrpo.single_gpu.merging import attach, fit_vocabulary
 
     adapter = user_path(name)
-    fit_vocabulary(model, adapter)
+    fit_vocabulary(model, adapter)  # first: embeddings of another number of rows would not load
     return attach(model, adapter, is_trainable=True)
 
 

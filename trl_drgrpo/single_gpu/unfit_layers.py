@@ -1,6 +1,7 @@
-"""Layers that a preset leaves without an adapter, though "all linear layers" are named."""
+"""Linear layers of a model, and those that a preset leaves without an adapter, though it names all."""
 
 import re
+from collections.abc import Iterable
 
 from peft import PeftConfig
 from torch import nn
@@ -8,6 +9,16 @@ from transformers import PreTrainedModel
 
 from trl_drgrpo.upstream.checkpoint_weights import language_model_name
 from trl_drgrpo.upstream.lora_layers import peft_refuses
+
+
+def last_names(names: Iterable[str]) -> list[str]:
+    """Return the different last parts of modules' names, sorted; the model itself has none."""
+    return sorted({name.rpartition(".")[2] for name in names} - {""})
+
+
+def linear_layer_names(model: nn.Module) -> list[str]:
+    """Return the different names of a model's linear layers, without the path to them: `k_proj`, `q_proj`."""
+    return last_names(name for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def exclude_unfit_layers(config: PeftConfig, model: PreTrainedModel) -> None:
@@ -18,10 +29,9 @@ def exclude_unfit_layers(config: PeftConfig, model: PreTrainedModel) -> None:
     """
     patterns = []
     language_model = re.escape(language_model_name(model))
-    if language_model:
+    if language_model:  # every name that does not begin with it
         patterns.append(f"(?!{language_model}).+")
-    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    refused = [re.escape(name) for name in sorted(layers) if peft_refuses(config, model, name)]
+    refused = [re.escape(name) for name in linear_layer_names(model) if peft_refuses(config, model, name)]
     if refused:
         patterns.append(rf"(?:.+\.)?(?:{'|'.join(refused)})")
     if patterns:

@@ -6,9 +6,9 @@ nothing uses (Gemma 3's text models lack that of an image), and many models have
 tokens. So what counts is what this run uses: the special tokens, and the tokens of its prompts.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.common.hub_errors import refuse_empty_vocabulary
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from trl_drgrpo.upstream.argument_types import Data, Processor
 
-_AT_ONCE = 256  # prompts that are tokenized together
-Tokenize = Callable[[list[Any]], list[list[int]]]
+AT_ONCE = 256  # prompts that are tokenized together
 
 
 def embedding_rows(model: "PreTrainedModel | PeftModel") -> int | None:
@@ -43,10 +42,12 @@ def context_length(config: "PreTrainedConfig") -> int | None:
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or getattr(text, "alibi", False):
         return None
+    # `rope_parameters` since transformers 5; newer configurations have one mapping in it per kind of layer.
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for scaling in (rope, *rope.values()):  # newer configurations have one mapping per kind of layer
+    for scaling in (rope, *rope.values()):
         if not isinstance(scaling, Mapping):
             continue
+        # Such as YaRN's 4 over 32,768 original positions: 131,072, where `max_position_embeddings` may say either.
         factor = scaling.get("factor")
         if isinstance(factor, int | float):
             original = scaling.get("original_max_position_embeddings") or text.max_position_embeddings
@@ -76,6 +77,7 @@ def check_vocabulary(
     tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
     if processing_class is None or rows is None or not hasattr(tokenizer, "get_vocab"):
         return
+    # Most tokenizers end here, and no prompt is tokenized.
     names = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
     if not names:
         return
@@ -83,9 +85,8 @@ def check_vocabulary(
         index = getattr(tokenizer, f"{kind}_id")
         if index in names:
             raise _no_embedding(names[index], index, rows, f"the {kind}")
-    tokenize = _tokenizing(processing_class, template or {})
     for field, dataset in splits.items():
-        for row, ids in _prompt_ids(dataset, tokenize):
+        for row, ids in _prompt_ids(dataset, processing_class, template or {}):
             for index in ids:
                 if index >= rows:
                     raise _no_embedding(names.get(index, ""), index, rows, f"row {row} (from 0) of {field}")
@@ -100,22 +101,16 @@ def _no_embedding(token: str, index: int, rows: int, place: str) -> InputError:
     return InputError("processing_class", f"the token {token!r} of id {index} in {place}", expected, remedy)
 
 
-def _tokenizing(processing_class: "Processor", template: Mapping[str, Any]) -> Tokenize:
-    """Return a function that gives the ids of prompts, texts or messages, as TRL makes them."""
-
-    def tokenize(prompts: list[Any]) -> list[list[int]]:
-        if isinstance(prompts[0], str):
-            return processing_class(text=prompts)["input_ids"]
-        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-        encoded = cast("dict[str, list[list[int]]]", processing_class.apply_chat_template(prompts, **options))
-        return encoded["input_ids"]
-
-    return tokenize
-
-
-def _prompt_ids(dataset: "Data", tokenize: Tokenize) -> Iterator[tuple[int, list[int]]]:
-    """Yield row number and token ids of the prompts of a split."""
+def _prompt_ids(
+    dataset: "Data", processing_class: "Processor", template: Mapping[str, Any]
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield row number and token ids of the prompts of a split, texts or messages, as TRL makes them."""
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
     rows = prompt_rows(dataset)
-    while batch := dict(islice(rows, _AT_ONCE)):
-        all_ids = tokenize([row["prompt"] for row in batch.values()])
-        yield from zip(batch, all_ids, strict=True)
+    while batch := dict(islice(rows, AT_ONCE)):
+        prompts: list[Any] = [row["prompt"] for row in batch.values()]
+        if isinstance(prompts[0], str):
+            encoded: Any = processing_class(text=prompts)
+        else:
+            encoded = processing_class.apply_chat_template(prompts, **options)
+        yield from zip(batch, encoded["input_ids"], strict=True)

@@ -121,7 +121,9 @@ class CreditedBatch(RolloutBatch):
     @property
     def token_advantages(self) -> torch.Tensor:
         """`advantages` for every token `(b, T)`, 0 where nothing is trained on."""
-        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
+        advantages = self.advantages
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
         return advantages * self.trained_mask
 
     @property
@@ -129,14 +131,17 @@ class CreditedBatch(RolloutBatch):
         """Mean of the sampling ratios over the tokens of each row `(b,)`; NaN where no token is trained on."""
         if self.sampling_ratios is None:
             return None
-        return (self.sampling_ratios * self.trained_mask).sum(dim=1) / self.trained_mask.sum(dim=1)
+        # A ratio of `(b, 1)` becomes one per token here; a row without trained tokens is 0 / 0.
+        sums = (self.sampling_ratios * self.trained_mask).sum(dim=1)
+        return sums / self.trained_mask.sum(dim=1)
 
     @property
     def row_advantages(self) -> torch.Tensor:
         """One advantage per row of this rank `(b,)`: its own, or the mean over the tokens that are trained on."""
         if self.advantages.dim() == 1:
             return self.advantages
-        return self.advantages.sum(dim=1) / self.trained_mask.sum(dim=1).clamp(min=1)
+        tokens = self.trained_mask.sum(dim=1).clamp(min=1)
+        return self.advantages.sum(dim=1) / tokens
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ def checked_advantages(advantages: object, batch: RolloutBatch, source: str) -> 
         raise RewardError(source, f"shape {tuple(advantages.shape)}", f"shape {shapes}", "Return one number for each.")
     trained = batch.trained_mask.bool()
     advantages = advantages.detach().to(trained.device, torch.float32)
-    if advantages.dim() == 2:
+    if advantages.dim() == 2:  # whatever stands on padding, NaN included, has no part in the loss
         advantages = torch.where(trained, advantages, 0.0)
     invalid = (~advantages.isfinite()).nonzero()
     if len(invalid):
@@ -224,7 +229,7 @@ def checked_advantages(advantages: object, batch: RolloutBatch, source: str) -> 
 def _step_at(batch: RolloutBatch, row: int, token: int) -> str:
     if batch.step_ends is None:
         return ""
-    ends = batch.step_ends[batch.own_rows][row]
+    ends = batch.step_ends[batch.own_rows][row]  # inclusive
     return f" (step {sum(end < token for end in ends)})"
 
 
@@ -249,7 +254,7 @@ def unknown_keys(inputs: Mapping[str, object]) -> list[str]:
 
 
 def row_of(inputs: Rollouts, index: int) -> dict[str, torch.Tensor]:
-    """One row, without padding columns, on the CPU."""
+    """One row, its prompt without padding, on the CPU."""
     is_prompt = inputs["prompt_mask"][index].bool().cpu()
     width = inputs["completion_mask"].size(1)
     row = {}
@@ -257,6 +262,7 @@ def row_of(inputs: Rollouts, index: int) -> dict[str, torch.Tensor]:
         if key in OF_THE_BATCH:
             continue
         value = rows[index].cpu()
+        # Completions keep their padding: `joined_rows` adds to it on the same side.
         if key in OF_PROMPTS:
             value = value[is_prompt]
         elif key not in OF_COMPLETIONS and value.dim() and value.size(0) not in (1, width):

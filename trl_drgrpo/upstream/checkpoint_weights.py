@@ -34,6 +34,7 @@ def load_translated(model: torch.nn.Module, folder: Path) -> LoadResult | None:
     """
     if not isinstance(model, PreTrainedModel):
         return None
+    # A second model for a moment: `from_pretrained` is transformers' only public way through its conversions.
     loaded = type(model).from_pretrained(folder, dtype=model.dtype)
     return LoadResult(*model.load_state_dict(loaded.state_dict(), strict=False))
 
@@ -43,6 +44,7 @@ def language_model_name(model: PreTrainedModel) -> str:
     text_config = model.config.get_text_config(decoder=True)
     if text_config is model.config:
         return ""
+    # The outermost module of that configuration: `named_modules` yields a module before those inside it.
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and type(module.config) is type(text_config):
             return f"{name}."

@@ -6,21 +6,23 @@ with tools, cost the table of the whole batch. Here such a column becomes text, 
 """
 
 import json
-import logging
 from collections import deque
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from transformers.utils.logging import get_logger
+
 from trl_drgrpo.upstream.private_state import swapped
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def make_plain(logs: MutableMapping[str, Any]) -> None:
     """Make the columns of TRL's next table plain, in place. A column of `log_extra` that lacks rows is left out."""
+    # In place: the columns are deques of TRL's, to which it goes on to append.
     for name in ("prompt", "completion"):
         _replace(logs[name], plain_column(logs[name]))
     rows = len(logs["prompt"])
@@ -28,13 +30,8 @@ def make_plain(logs: MutableMapping[str, Any]) -> None:
         if len(values) == rows:
             _replace(values, plain_column(values))
         else:
-            _warn_of_missing_rows(name)
+            logger.warning_once("log_extra: %r has not one value per completion: left out of the table.", name)
             del logs["extra"][name]
-
-
-@cache
-def _warn_of_missing_rows(name: str) -> None:
-    logger.warning("log_extra: %r has not one value per completion: left out of the table.", name)
 
 
 def _replace(column: "deque[Any]", values: Sequence[Any]) -> None:
@@ -57,15 +54,18 @@ def plain_column(values: Sequence[Any]) -> list[Any]:
 
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     try:
+        # As pandas does when TRL has it write Parquet: whatever fails here would fail there, for the whole table.
         array = pyarrow.array(plain, from_pandas=True)
         if not pyarrow.types.is_binary(array.type):  # trackers read bytes as UTF-8
             return plain
     except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
         pass
-    return [None if value is None else _text(value) for value in plain]
+    return list(map(_text, plain))
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> str | None:
+    if value is None:  # stays a null
+        return None
     text = str(value)
     if isinstance(value, list | dict):
         text = json.dumps(value, ensure_ascii=False, default=str)

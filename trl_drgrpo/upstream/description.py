@@ -71,6 +71,7 @@ class DescriptionGuard:
     @contextmanager
     def around(self, place: str, manager: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
         """Guard the beginning and the end of a block, not the block itself, whose errors `manager` does not see."""
+        # A `with` statement would hand an error of the block to `manager`: `close` ends it as if there were none.
         stack = ExitStack()
         with self(place):
             stack.enter_context(manager())
@@ -98,6 +99,7 @@ class DescribingCallback(TrainerCallback):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        # Each class guards the events that it defines itself; inherited ones are guarded already.
         for name, event in list(vars(cls).items()):
             if hasattr(DescribingCallback, name) and name.startswith("on_"):
                 setattr(cls, name, _guarded(event))

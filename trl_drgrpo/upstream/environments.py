@@ -68,16 +68,15 @@ class EnvironmentTurns(Feature):
         self.classes = list(dict.fromkeys(type(probe) for probe in probes))
         for environment_class in self.classes:
             _check_class(environment_class)
-        self.step_reward_funcs = [
-            TurnRewards(environment_class, self._turns_begun, self._run_async, self.failures)
-            for environment_class in self._classes_with("get_turn_rewards")
-        ]
+        self.step_reward_funcs: list[TurnRewards] = []
+        for environment_class in self._classes_with("get_turn_rewards"):
+            turn_rewards = TurnRewards(environment_class, self._turns_begun, self._run_async, self.failures)
+            self.step_reward_funcs.append(turn_rewards)
         # TRL makes a reward function of a plain method only, for one class after the other.
-        self.outcome_rewards = [
-            outcome_reward(environment_class, self.failures)
-            for environment_class in self._classes_with("get_reward")
-            if inspect.isfunction(environment_class.get_reward)
-        ]
+        self.outcome_rewards: list[Callable[..., Any]] = []
+        for environment_class in self._classes_with("get_reward"):
+            if inspect.isfunction(environment_class.get_reward):
+                self.outcome_rewards.append(outcome_reward(environment_class, self.failures))
         self.state_keys_of: list[str] | None = None
         self._record: TurnRecord | None = None
 
@@ -121,7 +120,8 @@ class EnvironmentTurns(Feature):
     def rolling_out(self) -> AbstractContextManager[Any]:
         """Begin a batch, right after its environments were reset."""
         if self.trainer.environments is not None:
-            # A slice is a plain list: from here on everybody gets the environments themselves.
+            # TRL has reset them by now. A slice is a plain list: from here on everybody gets the environments
+            # themselves.
             self.trainer.environments = environments = self.trainer.environments[:]
             self._record = TurnRecord(environments, self.state_keys_of is not None, self.failures)
         return nullcontext()
@@ -136,7 +136,8 @@ class EnvironmentTurns(Feature):
             return None
         keys = self.trainer.gathered(self._record.states([len(row) for row in steps.rewards]))
         matched = matched_frac(keys, self.trainer.group_size)
-        self.trainer.log_batch({} if matched is None else {"process/state_matched_frac": [matched]}, {})
+        metrics = {} if matched is None else {"process/state_matched_frac": [matched]}
+        self.trainer.log_batch(metrics, {})
         return keys
 
     def failed_rows(self) -> list[int]:
@@ -146,13 +147,16 @@ class EnvironmentTurns(Feature):
         rows = []
         for row, environment in enumerate(self.trainer.environments or ()):
             rows.append((type(environment).__name__, row in self.failures.rows))
-        rows = self.trainer.gathered(rows)
+        # Over all ranks before they are counted: each rank must log the same classes, also those it has no row of.
+        lost_rows = []
         losses_by_class: dict[str, list[bool]] = {}
-        for name, is_lost in rows:
+        for row, (name, is_lost) in enumerate(self.trainer.gathered(rows)):
             losses_by_class.setdefault(name, []).append(is_lost)
+            if is_lost:
+                lost_rows.append(row)
         for name, losses in losses_by_class.items():
             self.trainer.log_batch({f"rewards/{name}/failed_frac": [sum(losses) / len(losses)]}, {})
-        return [row for row, (_, is_lost) in enumerate(rows) if is_lost]
+        return lost_rows
 
     @property
     def lost_rows(self) -> Iterable[int]:
@@ -202,6 +206,7 @@ def outcome_reward(environment_class: type[Rewarding], failures: Failures) -> Ca
     field = f"{environment_class.__name__}.get_reward"
 
     async def rewards_async(environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        # `None` also where a method fails inside the guard: the row counts as unscorable.
         rewards: list[float | None] = [None] * len(environments)
         for row, environment in enumerate(environments):
             if type(environment) is environment_class:  # as TRL has it: a subclass has a function of its own
@@ -212,6 +217,8 @@ def outcome_reward(environment_class: type[Rewarding], failures: Failures) -> Ca
                     rewards[row] = reward_number(reward, field, f"for row {row}")
         return rewards
 
+    # TRL runs functions that are coroutines on its event loop, and calls others. Without an `await`, a coroutine
+    # runs to its end at once.
     def rewards_now(environments: Sequence[Any], **columns: Any) -> list[float | None]:
         return at_once(rewards_async(environments, **columns))
 
@@ -228,6 +235,7 @@ def withhold_turn_methods(host: "HostTrainer") -> None:
         return [getattr(environment, name) for name in TURN_METHODS if hasattr(type(environment), name)]
 
     # TRL describes the methods of the first environment of each pool to the model, and calls those of each row's.
+    # Bound methods are equal where object and function are: `tool in of_pools` spares other tools of the same name.
     of_pools: list[object] = []
     for pool in host._environment_pool.values():
         of_pools += hidden_methods(pool[0])
@@ -256,6 +264,8 @@ class ToolLoop:
         """Return the rows that got a tool's result since the last call, and did not lose it to the length limit."""
         rows = []
         for row, messages in enumerate(self._conversations):
+            # TRL appends results, takes those back that leave no room, and appends the model's answer in the end. So
+            # a row that has answered without a call ends with the assistant, and one without room is not longer.
             if len(messages) > self._lengths[row] and messages[-1]["role"] == "tool":
                 rows.append(row)
             self._lengths[row] = len(messages)
@@ -271,8 +281,10 @@ def _check_class(environment_class: type) -> None:
         remedy = "TRL calls it with the columns of a row before each rollout: def reset(self, **kwargs)."
         raise InputError("environment_factory", got, "an environment", remedy)
     check_turn_methods(environment_class)
-    methods = inspect.getmembers(environment_class, inspect.isfunction)
-    tools = [method for name, method in methods if not name.startswith("_") and name not in _NO_TOOLS]
+    tools = []
+    for name, method in inspect.getmembers(environment_class, inspect.isfunction):
+        if not name.startswith("_") and name not in _NO_TOOLS:
+            tools.append(method)
     check_tools("environment_factory", tools)
 
 
@@ -336,6 +348,7 @@ def _probed_factory(factory: Callable[[], object], where: str) -> tuple[Factory,
 
     waiting = [make(), make()]
 
+    # TRL's constructor takes the first, whose methods it reads; batches take the others.
     def hand_out() -> object:
         return waiting.pop(0) if waiting else make()
 

@@ -54,6 +54,9 @@ class CardArguments(TypedDict, total=False):
 
 _OWNED: list[str] = []  # names of the hooks that one feature may own
 
+# The body of a decorated hook never runs, but for that of an owned one without an owner. Where a subclass of the
+# trainer overrides a hook, its `super()` goes to the features by the decorator.
+
 
 def event(hook: Hook) -> Hook:
     """Make a hook that every feature with a method of its name hears."""
@@ -122,6 +125,7 @@ class Hooks:
         for hook in _OWNED:
             self.owner_of(hook)
         for feature in self.features:
+            # A trainer writes itself into its features, so the newest one has the object.
             if getattr(feature, "trainer", self) is not self:
                 got = f"{type(feature).__name__}, which was passed to another trainer since"
                 raise InputError(

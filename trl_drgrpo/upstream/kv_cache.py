@@ -8,9 +8,13 @@ and the reason is said.
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from transformers.cache_utils import CacheLayerMixin as Layer
 
 
 def class_named(name: str, module: str = "transformers") -> Any:
@@ -22,12 +26,15 @@ def class_named(name: str, module: str = "transformers") -> Any:
 
 
 CACHE_UTILS = "transformers.cache_utils"
-AttentionInterface, PreTrainedModel = class_named("AttentionInterface"), class_named("PreTrainedModel")
-Cache, DynamicCache = class_named("Cache"), class_named("DynamicCache")
+AttentionInterface = class_named("AttentionInterface")
+PreTrainedModel = class_named("PreTrainedModel")
+Cache = class_named("Cache")
+DynamicCache = class_named("DynamicCache")
 CacheLayerMixin = class_named("CacheLayerMixin", CACHE_UTILS)
 DynamicLayer = class_named("DynamicLayer", CACHE_UTILS)
 DynamicSlidingWindowLayer = class_named("DynamicSlidingWindowLayer", CACHE_UTILS)
-GenerationConfig, GenerationMixin = class_named("GenerationConfig"), class_named("GenerationMixin")
+GenerationConfig = class_named("GenerationConfig")
+GenerationMixin = class_named("GenerationMixin")
 LinearAttentionCacheLayerMixin = class_named("LinearAttentionCacheLayerMixin", CACHE_UTILS)
 LinearAttentionLayer = class_named("LinearAttentionLayer", CACHE_UTILS)
 
@@ -49,7 +56,10 @@ def cache_name(prepares_inputs: Callable[..., Any] | None = None) -> str | None:
     """Return the name under which `generate` keeps the cache and hands it to a model; `None`: none that is known."""
     prepares_inputs = prepares_inputs or getattr(GenerationMixin, "prepare_inputs_for_generation", None)
     parameters = inspect.signature(prepares_inputs).parameters if prepares_inputs else ()
-    return next((name for name in CACHE_NAMES if name in parameters), None)
+    for name in CACHE_NAMES:
+        if name in parameters:
+            return name
+    return None
 
 
 CACHE = cache_name() or CACHE_NAMES[0]
@@ -69,27 +79,32 @@ def why_no_cache(model: Any) -> str | None:
     """Return why a model cannot be handed a cache under the usual name; `None` where it can. A loop that does not hand
     on what Mamba and RWKV keep under names of their own would forget what came before."""
     parameters = inspect.signature(without_adapters(model).forward).parameters
-    name = next((name for name in (CACHE, *OTHER_CACHE_NAMES) if name in parameters), CACHE)
-    return None if name == CACHE else f"its forward takes a cache as {name}"
+    if CACHE in parameters:
+        return None
+    for name in OTHER_CACHE_NAMES:
+        if name in parameters:
+            return f"its forward takes a cache as {name}"
+    return None  # it may take any keyword
 
 
 def is_plain(cache: Any) -> bool:
-    """Return whether a cache holds keys and values of every token, and nothing else."""
+    """Tell whether a cache holds keys and values of every token, and nothing else."""
     return type(cache) is DynamicCache and all(type(layer) in PLAIN_LAYERS for layer in cache.layers)
 
 
-def has_only_states(layer: Any) -> bool:
-    """Return whether a layer of a cache holds running states, and no keys and values."""
+def has_only_states(layer: "Layer") -> bool:
+    """Tell whether a layer of a cache holds running states, and no keys and values."""
     return type(layer) is LinearAttentionLayer
 
 
-def has_both(layer: Any) -> bool:
-    """Return whether a layer of a cache holds running states beside keys and values of every token or a window."""
+def has_both(layer: "Layer") -> bool:
+    """Tell whether a layer of a cache holds running states beside keys and values of every token or a window."""
+    # The layers of static caches derive from `StaticLayer` in the place of the latter.
     return isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer)
 
 
-def holds_nothing(layer: Any) -> bool:
-    """Return whether a layer of a cache stores nothing: of a layer without attention, or one that attends to the keys
+def holds_nothing(layer: "Layer") -> bool:
+    """Tell whether a layer of a cache stores nothing: of a layer without attention, or one that attends to the keys
     of another one. Such a layer is ready from the start, without keys."""
     return type(layer) not in PLAIN_LAYERS and getattr(layer, "keys", layer) is None and layer.is_initialized
 
@@ -97,13 +112,17 @@ def holds_nothing(layer: Any) -> bool:
 def why_no_groups(cache: Any) -> str | None:
     """Return why a `GroupCache` cannot take over from a cache; `None` where each layer holds keys and values, running
     states, both, or nothing."""
-    layers = [layer for layer in cache.layers if not holds_nothing(layer)]
-    with_keys = [layer for layer in layers if not has_only_states(layer)]
-    others = [layer for layer in with_keys if type(layer) not in PLAIN_LAYERS and not has_both(layer)]
-    if others:
-        names = sorted({type(layer).__name__ for layer in others})
-        return f"its cache has layers of other kinds ({', '.join(names)})"
-    return None if with_keys else "its cache holds no keys and values"
+    has_keys = False
+    other_kinds = set()
+    for layer in cache.layers:
+        if holds_nothing(layer) or has_only_states(layer):
+            continue
+        has_keys = True
+        if type(layer) not in PLAIN_LAYERS and not has_both(layer):
+            other_kinds.add(type(layer).__name__)
+    if other_kinds:
+        return f"its cache has layers of other kinds ({', '.join(sorted(other_kinds))})"
+    return None if has_keys else "its cache holds no keys and values"
 
 
 def why_no_selection(cache: Any) -> str | None:
@@ -113,8 +132,10 @@ def why_no_selection(cache: Any) -> str | None:
         return "it makes its cache itself"
     if type(cache) is not DynamicCache:
         return f"its cache is {type(cache).__name__}, whose rows cannot be selected"
-    others = sorted({type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")})
-    return f"its cache has layers whose rows cannot be selected ({', '.join(others)})" if others else None
+    other_kinds = {type(layer).__name__ for layer in cache.layers if not hasattr(layer, "reorder_cache")}
+    if other_kinds:
+        return f"its cache has layers whose rows cannot be selected ({', '.join(sorted(other_kinds))})"
+    return None
 
 
 def why_states_elsewhere(cache: Any) -> str | None:
@@ -144,68 +165,85 @@ def select_rows(cache: Any, rows: torch.Tensor) -> None:
     cache.reorder_cache(rows)
 
 
-def why_no_dynamic_cache(config: Any) -> str | None:
+# Errors of `DynamicCache` on a configuration that lacks a field, or names a kind of layer that it does not know. A
+# `TypeError` also comes from the stand-in of a class that is gone, which takes no arguments.
+_NOT_DYNAMIC = (AttributeError, KeyError, TypeError, ValueError)
+
+
+def why_no_dynamic_cache(config: "PreTrainedConfig") -> str | None:
     """Return why a model of this configuration decodes over a cache of its own; `None` where it is a `DynamicCache`
     whose rows [`select_rows`] may select."""
     try:
         cache = DynamicCache(config=config.get_text_config(decoder=True))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NOT_DYNAMIC as error:
         return f"it has a cache of its own ({type(error).__name__})"
     return why_no_selection(cache)
 
 
-def new_layers(config: Any) -> list[Any]:
+def new_layers(config: "PreTrainedConfig") -> list[Any]:
     """Return the layers of a new cache for a model of this configuration; none where it has a cache of its own."""
     try:
         return DynamicCache(config=config.get_text_config(decoder=True)).layers
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except _NOT_DYNAMIC:
         return []
 
 
-def selects_tokens(config: Any) -> bool:
-    """Return whether a model of this configuration attends to tokens that an index selects (sparse attention)."""
+def selects_tokens(config: "PreTrainedConfig") -> bool:
+    """Tell whether a model of this configuration attends to tokens that an index selects (sparse attention)."""
     return any(hasattr(layer, "update_indexer") for layer in new_layers(config))
 
 
-def has_running_states(config: Any) -> bool:
-    """Return whether a model of this configuration keeps running states in its cache."""
+def has_running_states(config: "PreTrainedConfig") -> bool:
+    """Tell whether a model of this configuration keeps running states in its cache."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in new_layers(config))
 
 
-# By name: the owner of a method, and the parameters that it must take by name.
-DECODING_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "GenerationMixin.generate": (GenerationMixin, ("generation_config", "custom_generate")),
+# By the name of a method of one of the classes above: the parameters that it must take by name.
+DECODING_SEAMS: dict[str, tuple[str, ...]] = {
+    "GenerationMixin.generate": ("generation_config", "custom_generate"),
     # transformers calls the loop that is handed to `custom_generate` as it calls this one.
     "GenerationMixin._sample": (
-        GenerationMixin,
-        ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer"),
+        "input_ids",
+        "logits_processor",
+        "stopping_criteria",
+        "generation_config",
+        "synced_gpus",
+        "streamer",
     ),
     "GenerationMixin.prepare_inputs_for_generation": (
-        GenerationMixin,
-        ("input_ids", "next_sequence_length", CACHE, "attention_mask", "is_first_iteration"),
+        "input_ids",
+        "next_sequence_length",
+        CACHE,
+        "attention_mask",
+        "is_first_iteration",
     ),
-    "PreTrainedModel.set_attn_implementation": (PreTrainedModel, ()),
-    "AttentionInterface.register": (AttentionInterface, ("key", "value")),
-    "Cache.__init__": (Cache, ("layers",)),
-    "CacheLayerMixin.update": (CacheLayerMixin, ("key_states", "value_states")),
-    "CacheLayerMixin.get_mask_sizes": (CacheLayerMixin, ()),
-    "DynamicCache.__init__": (DynamicCache, ("config",)),
-    "DynamicCache.reorder_cache": (DynamicCache, ("beam_idx",)),
-    "DynamicLayer.update": (DynamicLayer, ("key_states", "value_states")),
-    "DynamicLayer.get_seq_length": (DynamicLayer, ()),
-    "DynamicSlidingWindowLayer.__init__": (DynamicSlidingWindowLayer, ("sliding_window",)),
-    "LinearAttentionCacheLayerMixin.update_recurrent_state": (LinearAttentionCacheLayerMixin, ()),
-    "LinearAttentionLayer.reorder_cache": (LinearAttentionLayer, ()),
+    "PreTrainedModel.set_attn_implementation": (),
+    "AttentionInterface.register": ("key", "value"),
+    "Cache.__init__": ("layers",),
+    "CacheLayerMixin.update": ("key_states", "value_states"),
+    "CacheLayerMixin.get_mask_sizes": (),
+    "DynamicCache.__init__": ("config",),
+    # Selects rows, in beam search and here.
+    "DynamicCache.reorder_cache": ("beam_idx",),
+    "DynamicLayer.update": ("key_states", "value_states"),
+    "DynamicLayer.get_seq_length": (),
+    "DynamicSlidingWindowLayer.__init__": ("sliding_window",),
+    "LinearAttentionCacheLayerMixin.update_recurrent_state": (),
+    "LinearAttentionLayer.reorder_cache": (),
 }
-# By the name of a class that is made without arguments: the attributes that are read of an object of it.
-DECODING_ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "DynamicCache": (DynamicCache, ("layers",)),
-    "DynamicLayer": (DynamicLayer, ("keys", "values")),
-    "LinearAttentionLayer": (LinearAttentionLayer, ("conv_states", "recurrent_states")),
+# By the name of one of the classes above, made without arguments: the attributes that are read of an object of it.
+DECODING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "DynamicCache": ("layers",),
+    "DynamicLayer": ("keys", "values"),
+    "LinearAttentionLayer": ("conv_states", "recurrent_states"),
     # An option that had another name would be passed over, and the loop would do something else than it says.
     "GenerationConfig": (
-        GenerationConfig,
-        ("do_sample", "max_length", "max_new_tokens", "num_beams", "num_return_sequences", "use_cache"),
+        "do_sample",
+        "max_length",
+        "max_new_tokens",
+        "num_beams",
+        "num_return_sequences",
+        "use_cache",
     ),
 }
 
@@ -218,16 +256,18 @@ def check_decoding() -> dict[str, str]:
         has.
     """
     problems = {}
-    for name, (owner, expected) in DECODING_SEAMS.items():
-        method = getattr(owner, name.rpartition(".")[2], None)
+    classes = globals()
+    for name, expected in DECODING_SEAMS.items():
+        class_name, _, method_name = name.partition(".")
+        method = getattr(classes[class_name], method_name, None)
         parameters = inspect.signature(method).parameters if method else ()
         missing = [parameter for parameter in expected if parameter not in parameters]
         problems[name] = f"no longer takes {', '.join(missing)}" if missing else ""
         if method is None:
             problems[name] = "is gone"
-    for name, (owner, expected) in DECODING_ATTRIBUTES.items():
+    for name, expected in DECODING_ATTRIBUTES.items():
         try:
-            example = owner()
+            example = classes[name]()
         except Exception as error:  # any that a constructor with other arguments may raise
             problems[name] = f"cannot be made ({type(error).__name__})"
             continue

@@ -36,7 +36,9 @@ class LoggedMetrics:
 
     def begin_step(self) -> None:
         """Note that an optimizer step begins: `of_step` counts from here."""
-        self._before_step = {name: (values, len(values)) for name, values in self._of_training.items()}
+        self._before_step = {}
+        for name, values in self._of_training.items():
+            self._before_step[name] = (values, len(values))
 
     def of_step(self) -> dict[str, float]:
         """Metrics of the optimizer step that ends, averaged as TRL averages them over a logging interval."""
@@ -44,18 +46,22 @@ class LoggedMetrics:
         for name, values in self._of_training.items():
             before, count = self._before_step.get(name, (None, 0))
             # TRL appends to most lists and replaces some, such as that of num_tokens.
-            mean = _mean_of_numbers(values[count:] if values is before else values)
+            if values is before:
+                values = values[count:]
+            mean = _mean_of_numbers(values)
             if mean is not None:
                 result[name] = mean
         return result
 
     def take(self, is_chosen: Callable[[str], object]) -> dict[str, float | None]:
         """Remove metrics by name, so that they are not logged, and return their means as TRL takes them."""
-        is_training = self.trainer.model.training
-        metrics = self.trainer._metrics["train" if is_training else "eval"]
-        prefix = "" if is_training else "eval_"
-        chosen = list(filter(is_chosen, metrics))
-        return {prefix + name: _mean_of_numbers(metrics.pop(name)) for name in chosen}
+        mode = "train" if self.trainer.model.training else "eval"
+        prefix = "" if mode == "train" else "eval_"  # as in TRL's `log`
+        metrics = self.trainer._metrics[mode]
+        means = {}
+        for name in list(filter(is_chosen, metrics)):
+            means[prefix + name] = _mean_of_numbers(metrics.pop(name))
+        return means
 
     def mark_boundary(self) -> None:
         """Note the boundary between two steps: `unlogged` stops there, also in the middle of the next step."""
@@ -69,11 +75,13 @@ class LoggedMetrics:
             return None
         loss, counts = self._boundary
         losses = self.trainer.gathered([loss.item()])
+        # A checkpoint may be written in the middle of the next step, whose numbers stand behind the counts.
         metrics = {name: self._of_training[name][:count] for name, count in counts.items()}
         return {"loss": sum(losses) / len(losses), "since": since, "metrics": metrics}
 
     def restore(self, unlogged: Unlogged) -> None:
         """Go on with the log of an interrupted run; called when training begins, once transformers has reset it."""
+        # transformers logs `_tr_loss / (global_step - _globalstep_last_logged)`: a sum over steps, and their number.
         self.trainer._tr_loss += unlogged["loss"]
         self.trainer._globalstep_last_logged = unlogged["since"]
         for name, values in unlogged["metrics"].items():

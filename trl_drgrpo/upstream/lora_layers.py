@@ -41,6 +41,7 @@ def active_lora_layers(model: nn.Module) -> list[AdaptedLayer]:
     """Return the layers in which an adapter changes the output: it is active, switched on and not merged."""
     layers = []
     for module in model.modules():
+        # PEFT's forward returns the base layer's output alone where adapters are merged into it or switched off.
         if isinstance(module, LoraLayer) and not module.merged and not module.disable_adapters:
             layer = cast(AdaptedLayer, module)
             if _adapters(layer):
@@ -72,8 +73,9 @@ def why_not_plain(layer: AdaptedLayer) -> str | None:
         if dropout.training and not isinstance(dropout, nn.Identity):
             return "an adapter uses dropout in generation"
         # Hooks would not see calls that are left out, or would see an output that changes afterwards.
-        if any(part._forward_hooks or part._forward_pre_hooks for part in (down, up, dropout, layer.base_layer)):
-            return "a hook watches an adapter"
+        for part in (down, up, dropout, layer.base_layer):
+            if part._forward_hooks or part._forward_pre_hooks:
+                return "a hook watches an adapter"
     return None
 
 
@@ -101,15 +103,18 @@ def low_rank_factors(layers: Sequence[AdaptedLayer], dtype: torch.dtype) -> tupl
     downs: list[torch.Tensor] = []
     ups: list[torch.Tensor] = []
     for layer in layers:
-        names = _adapters(layer)
-        downs += [layer.lora_A[name].weight for name in names]
-        scaled = [layer.lora_B[name].weight * layer.scaling[name] for name in names]
+        scaled = []
+        for name in _adapters(layer):
+            downs.append(layer.lora_A[name].weight)
+            scaled.append(layer.lora_B[name].weight * layer.scaling[name])
+        # Of two adapters: B1 A1 + B2 A2 = [B1 B2] [A1; A2].
         ups.append(torch.cat(scaled, dim=1).T.to(dtype))
     return torch.cat(downs).to(dtype), ups
 
 
 def peft_refuses(config: PeftConfig, model: nn.Module, name: str) -> bool:
     """Tell whether PEFT raises an error for an adapter on layers of this name in this model."""
+    # PEFT 0.21 has no public way to ask. Where the function is gone, PEFT itself says so when the adapter is made.
     check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
     if check is None:
         return False

@@ -21,6 +21,7 @@ def built_feature(source: Feature | type[Feature], trainer: "TrainerProtocol", a
     """
     feature = source
     if isinstance(feature, type) and issubclass(feature, Feature):
+        # Bound before it is called: a `TypeError` in the constructor's body is another problem.
         try:
             inspect.signature(feature).bind(trainer)
         except TypeError as error:
@@ -40,8 +41,10 @@ def built_feature(source: Feature | type[Feature], trainer: "TrainerProtocol", a
 
 def _check_hook_names(feature: Feature) -> None:
     """Refuse a method that is a misspelled hook, or one of the trainer alone: it would never be called."""
-    # A decorated hook is for features; of transformers, all events of callbacks are.
-    hooks = [name for name in dir(Hooks) if hasattr(getattr(Hooks, name), "__wrapped__")] + dir(Feature)
+    hooks = dir(Feature)  # with all events of transformers' callbacks
+    for name in dir(Hooks):
+        if hasattr(getattr(Hooks, name), "__wrapped__"):  # by a decorator: those are for features
+            hooks.append(name)
     for name in dir(type(feature)):
         if not name.startswith("on_") or name in hooks:
             continue

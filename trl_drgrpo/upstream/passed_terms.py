@@ -26,7 +26,7 @@ def check_loss_term(term: LossTerm, args: "DrGRPOConfig") -> None:
         refused |= {"dynamic_sampling": (False, remedy), "curriculum": (False, remedy)}
     if term.replaces_policy_loss:
         remedy = f"It belongs to the clipped loss, which {term.name} replaces: remove it, or put it into the term."
-        refused |= dict.fromkeys(("delta", "off_policy_mask_threshold"), (None, remedy))
+        refused |= dict.fromkeys(("delta", "off_policy_mask_threshold"), (None, remedy))  # with the value that is off
         refused["top_entropy_quantile"] = (1.0, remedy)
     for name, (expected, remedy) in refused.items():
         value = getattr(args, name)
@@ -57,6 +57,7 @@ def loss_of_terms(
         inputs.get("old_per_token_logps"),
         inputs.get("ref_per_token_logps"),
     )
+    # TRL's divisor for `loss_type="dr_grpo"`: `B * L`, and the micro-batches of the step in training.
     divisor = len(tokens.mask) * cast(float, trainer.max_completion_length)
     if trainer.model.training:
         divisor = divisor * trainer.current_gradient_accumulation_steps
@@ -65,6 +66,7 @@ def loss_of_terms(
         # vLLM's correction weighs the policy's loss in TRL, and so what stands in its place.
         weights = inputs.get("importance_sampling_ratio") if term.replaces_policy_loss else None
         total = summed_term(term.name, term.per_token_loss(tokens), tokens, weights)
+        # Judged over all ranks: an error on one alone would leave the others in their next exchange.
         sums = torch.stack([total.detach(), tokens.mask.sum().to(total.dtype)])
         sums = cast(torch.Tensor, trainer.accelerator.gather(sums))
         sum_of_ranks, tokens_of_ranks = sums.view(-1, 2).sum(dim=0).tolist()

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -37,7 +36,10 @@ T = TypeVar("T")
 def _joined(of_ranks: Sequence[dict[str, list[T]]]) -> Iterator[tuple[str, list[T]]]:
     """Yield the lists of all ranks under each of their names, in the order of names and ranks."""
     for name in sorted(set().union(*of_ranks)):
-        yield name, list(chain.from_iterable(lists.get(name, []) for lists in of_ranks))
+        values = []
+        for lists in of_ranks:  # a rank may lack a name, as it has other rows
+            values += lists.get(name, [])
+        yield name, values
 
 
 @contextmanager
@@ -132,8 +134,9 @@ class PrivateState(GRPOTrainer):
     @property
     def group_size(self) -> int:
         """G of the generation batch at hand: evaluation may have its own."""
-        args = self.args
-        return args.num_generations if self.model.training else args.num_generations_eval or args.num_generations
+        if self.model.training:  # TRL, too, tells a training from an evaluation by this
+            return self.args.num_generations
+        return self.args.num_generations_eval or self.args.num_generations
 
     @property
     def training_examples(self) -> "Data":
@@ -174,7 +177,7 @@ class PrivateState(GRPOTrainer):
             now = getattr(self.args, name)
             # TRL's constructor copies many arguments to attributes of the same name, and reads those from then on.
             copied = vars(self).get(_COPIED_AS.get(name, name), now)
-            if isinstance(copied, torch.Tensor):
+            if isinstance(copied, torch.Tensor):  # such as `reward_weights`
                 copied = copied.tolist()
             if name in read_once or now != copied:
                 expected = f"{self.built_with[name]!r}, as when it was built"
@@ -213,6 +216,7 @@ class PrivateState(GRPOTrainer):
     @property
     def pending_rollouts(self) -> list[Rollouts] | None:
         """Micro-batches of the current generation batch; `None` when the next step generates anyway."""
+        # The condition under which TRL's `_prepare_inputs` generates.
         return None if self._step % self.generate_every == 0 else self._buffered_inputs
 
     def set_pending_rollouts(self, micro_batches: list[Rollouts] | None) -> None:
@@ -231,8 +235,8 @@ class PrivateState(GRPOTrainer):
 
     @environments.setter
     def environments(self, environments: list[Any] | None) -> None:
+        # TRL begins a batch by `self.environments = []`. It then appends to the list, and resets what is in it.
         if environments == [] and self._make_environments is not None:
-            # So TRL begins a batch: it fills the list and resets the environments in it.
             environments = self._make_environments()
         self._environments = environments
 
@@ -244,12 +248,6 @@ class PrivateState(GRPOTrainer):
         """The result of a coroutine, from the event loop on which TRL runs asynchronous methods of environments."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
 
-    def fill_the_context(self) -> None:
-        """Without `max_completion_length`: let transformers generate until the context is full (its default is 20)."""
-        if "max_length" not in (self.args.generation_kwargs or {}):
-            context = self.model.config.get_text_config().max_position_embeddings
-            self.generation_config.max_length = self.generation_kwargs["max_length"] = context
-
     @contextmanager
     def completions_up_to(self, tokens: int | None) -> Iterator[None]:
         """Inside the block, the backend writes at most so many tokens; with vLLM, the most that any process says.
@@ -259,6 +257,7 @@ class PrivateState(GRPOTrainer):
         if tokens is None:
             yield
             return
+        # TRL reads the limit here for vLLM, and from both settings of generation for transformers.
         if self.use_vllm:  # one request, or one group of engines, serves several processes
             with swapped(self.vllm_generation, max_completion_length=max(self.gathered([tokens]))):
                 yield
@@ -304,12 +303,20 @@ class PrivateState(GRPOTrainer):
             if longest_turn is not None:
                 self.vllm_generation.max_completion_length = longest_turn
             return
+        # TRL samples with its `generation_config`, and puts `generation_kwargs` over the model's meanwhile: each
+        # setting goes into both.
+        if self.args.max_completion_length is None and "max_length" not in options:
+            # Until the context is full: transformers' default is 20 tokens.
+            context = self.model.config.get_text_config().max_position_embeddings
+            self.generation_config.max_length = self.generation_kwargs["max_length"] = context
         if longest_turn is not None:
             self.generation_config.max_new_tokens = self.generation_kwargs["max_new_tokens"] = longest_turn
-        # Of a `custom_generate` transformers loses the tokenizer that reads them: the criterion is passed ready made.
+        # transformers loses the tokenizer, which reads them, on the way to a `custom_generate`: the criterion is
+        # passed ready made (`sampling_as_configured`).
         self.generation_config.stop_strings = None
         self.generation_kwargs.pop("stop_strings", None)
         self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+        # transformers fills fields that are `None` from the model's `generation_config`.
         unused = []
         for name, value in own_settings(self.model).items():
             if getattr(self.generation_config, name, None) is None:
@@ -329,6 +336,7 @@ class PrivateState(GRPOTrainer):
             return
         model: PreTrainedModel = self.accelerator.unwrap_model(self.model_wrapped)
         stopping = {}
+        # TRL calls `generate` without a way to add an argument, so the model's method brings it.
         if self.stop_strings is not None:
             generate = cast(Callable[..., torch.Tensor], model.generate)
             stopping["generate"] = partial(generate, stopping_criteria=self.stop_strings.criteria)
@@ -348,6 +356,7 @@ class PrivateState(GRPOTrainer):
     def log_batch(self, metrics: dict[str, list[float]], columns: dict[str, list[Any]]) -> None:
         """Log what was seen in the newest generation batch: the mean over ranks of `metrics`, and `columns` of the
         table of logged completions. Called by every rank, each with its own rows."""
+        # The exchange stands outside of the guards: a rank that left it out would let the others wait.
         of_ranks = self.gathered([(metrics, columns)])
         logged = self._metrics["train" if self.model.training else "eval"]
         with self.describing("The metrics of a batch"):
@@ -374,6 +383,7 @@ class PrivateState(GRPOTrainer):
 
     def replace_logged_advantages(self, advantages: list[float]) -> None:
         """Correct the advantages of the newest rows in the table of logged completions; each rank gives its own."""
+        # TRL has just appended those of this batch, over all ranks, to its table.
         advantages = self.gathered(advantages)
         logged = self._logs["advantages"]
         for _ in range(min(len(advantages), len(logged))):  # a deque holds the newest rows only, maybe fewer
@@ -384,5 +394,6 @@ class PrivateState(GRPOTrainer):
         """Move the prompt order past `epochs` finished epochs: TRL's sampler starts over after a resume."""
         sampler = self.train_sampler
         if sampler is not None and getattr(sampler, "shuffle", False):
+            # TRL's `RepeatSampler` draws one permutation at the beginning of each epoch.
             for _ in range(epochs):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)

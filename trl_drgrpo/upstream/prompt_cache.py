@@ -8,7 +8,7 @@ So a checkpointed layer, which runs again in backward, finds what it found in th
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from trl_drgrpo.upstream.kv_cache import (
     new_layers,
     why_no_cache,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _GradientCheckpointingLayer = class_named("GradientCheckpointingLayer", "transformers.modeling_layers")
 
@@ -47,6 +50,8 @@ class _PromptLayer:
     _layer_type = None  # else transformers takes this class for the one of its kind
     notes: _Notes | None
 
+    # Each update returns what the model goes on with: of prompts that is what it has just computed.
+
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         if self.notes:
             self.notes.keys_and_values = key_states, value_states
@@ -55,6 +60,7 @@ class _PromptLayer:
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> torch.Tensor:
+        # A convolution over `size` tokens reads the inputs of the last ones: `(B, channels, size)`.
         size = conv_kernel_size or conv_states.size(-1)
         missing = max(0, size - conv_states.size(-1))  # of a prompt shorter than the kernel
         padded = torch.nn.functional.pad(conv_states, (missing, 0))
@@ -97,11 +103,11 @@ class _BranchLayer:
         return self.notes.keys_and_values
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        keys, values = self._prompt_keys_and_values()
-        return (
-            torch.cat([_rows(keys, self.prompt_of_row), key_states], dim=-2),
-            torch.cat([_rows(values, self.prompt_of_row), value_states], dim=-2),
-        )
+        prompt_keys, prompt_values = self._prompt_keys_and_values()
+        # (rows, heads, tokens, head_dim): each row attends to the tokens of its prompt, then to its own.
+        keys = torch.cat([_rows(prompt_keys, self.prompt_of_row), key_states], dim=-2)
+        values = torch.cat([_rows(prompt_values, self.prompt_of_row), value_states], dim=-2)
+        return keys, values
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
         return torch.cat([self.conv_states[state_idx], conv_states], dim=-1)
@@ -135,31 +141,32 @@ _LAYERS_OF_BRANCHES = {
 }
 
 
-def why_no_branches(model: Any) -> str | None:
+def why_no_branches(model: "PreTrainedModel") -> str | None:
     """Return why completions cannot start from the states of their prompt; `None` where a comparison may try it."""
-    reason = why_no_cache(model)
-    layers = [layer for layer in new_layers(model.config) if type(layer) in _KINDS or not holds_nothing(layer)]
-    others = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KINDS})
-    if others:
-        reason = f"its cache has layers of other kinds ({', '.join(others)})"
-    return reason
+    other_kinds = set()
+    for layer in new_layers(model.config):
+        if type(layer) not in _KINDS and not holds_nothing(layer):
+            other_kinds.add(type(layer).__name__)
+    if other_kinds:
+        return f"its cache has layers of other kinds ({', '.join(sorted(other_kinds))})"
+    return why_no_cache(model)
 
 
-def _made_of(layer: Any, kind: type) -> Any:
+def _as_kind(layer: object, kind: type) -> Any:
     """Return a layer of another kind with the attributes of this one."""
-    made = object.__new__(kind)
-    vars(made).update(vars(layer))
-    return made
+    copied = object.__new__(kind)  # past the constructor, whose arguments differ from kind to kind
+    vars(copied).update(vars(layer))
+    return copied
 
 
-def cache_of_prompts(config: Any) -> Any:
+def cache_of_prompts(config: "PreTrainedConfig") -> Any:
     """Return a cache that notes what a forward over prompts computes."""
     layers = []
     for layer in new_layers(config):
         if type(layer) in _LAYERS_OF_PROMPTS:
-            layer = _made_of(layer, _LAYERS_OF_PROMPTS[type(layer)])
+            layer = _as_kind(layer, _LAYERS_OF_PROMPTS[type(layer)])
             layer.notes = _Notes()
-        layers.append(layer)
+        layers.append(layer)  # one that holds nothing stays as it is
     return Cache(layers=layers)
 
 
@@ -174,12 +181,13 @@ def cache_of_branches(prompts: Any, prompt_of_row: torch.Tensor) -> Any:
     for layer in prompts.layers:
         if type(layer) in _LAYERS_OF_BRANCHES:
             prompt_layer = layer
-            layer = _made_of(prompt_layer, _LAYERS_OF_BRANCHES[type(prompt_layer)])
-            prompt_layer.notes = None
+            layer = _as_kind(prompt_layer, _LAYERS_OF_BRANCHES[type(prompt_layer)])
+            prompt_layer.notes = None  # the new layer has them, see [`_PromptLayer`]
             layer.prompt_of_row = prompt_of_row
             if isinstance(layer, LinearAttentionCacheLayerMixin):
                 layer.conv_states = _Copies(layer.notes.conv_states, prompt_of_row)
                 layer.recurrent_states = _Copies(layer.notes.recurrent_states, prompt_of_row)
+                # Models ask it whether to go on from a state, or to begin with none.
                 layer.has_previous_state = dict.fromkeys(layer.has_previous_state, True)
         layers.append(layer)
     return Cache(layers=layers)

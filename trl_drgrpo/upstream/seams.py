@@ -110,7 +110,9 @@ def check_upstream(trainer_class: type = GRPOTrainer) -> dict[str, str]:
     for name in SEAMS:
         problem = _changed_signature(name, trainer_class) or in_words(_vanished_texts(name, trainer_class))
         patch = patched_by(name, trainer_class)
-        problems[name] = f"replaced by the module {patch}; it {problem}" if problem and patch else problem
+        if problem and patch:  # TRL has not moved: another package has put its own method there
+            problem = f"replaced by the module {patch}; it {problem}"
+        problems[name] = problem
     return problems
 
 
@@ -157,8 +159,11 @@ def patched_by(name: str, trainer_class: type = GRPOTrainer) -> str:
     """Return the module that another package's method of this name comes from; empty for one of TRL or
     transformers."""
     method = getattr(trainer_class, name, None)
+    # The globals first: `functools.wraps` copies `__module__`, so a wrapper would pass for TRL's own. Decorators of
+    # TRL's own methods live in torch (`no_grad`) and contextlib.
     module = getattr(method, "__globals__", {}).get("__name__") or getattr(method, "__module__", None) or ""
-    return "" if module.partition(".")[0] in ("", "trl", "transformers", "torch", "contextlib") else module
+    package = module.partition(".")[0]
+    return "" if package in ("", "trl", "transformers", "torch", "contextlib") else module
 
 
 def _method(name: str, trainer_class: type) -> Any:
@@ -176,17 +181,22 @@ def _method(name: str, trainer_class: type) -> Any:
 def _changed_signature(name: str, trainer_class: type) -> str:
     method = _method(name, trainer_class)
     if method is None:
-        return f"{name if '.' in name else f'GRPOTrainer.{name}'} is gone"
+        owner = "" if "." in name else "GRPOTrainer."
+        return f"{owner}{name} is gone"
     expected = SEAMS[name][0]
     parameters = list(inspect.signature(method).parameters)[1:]
+    # New parameters behind those that the table names are passed on by the overrides.
     leading = ", ".join(parameters[: len(expected.split(", "))])
-    return f"takes ({', '.join(parameters)}); expected ({expected})" if expected and leading != expected else ""
+    if expected and leading != expected:
+        return f"takes ({', '.join(parameters)}); expected ({expected})"
+    return ""
 
 
 def _vanished_texts(name: str, trainer_class: type) -> list[str]:
     """Return the source texts that a seam no longer contains; none where its signature has changed."""
     if _changed_signature(name, trainer_class):
         return []
+    # In the text of the method alone: the same words elsewhere in TRL's file would hide that they are gone here.
     source = _source(_method(name, trainer_class))
     return [text for text in SEAMS[name][1:] if text not in source]
 

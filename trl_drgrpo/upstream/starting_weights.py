@@ -51,8 +51,10 @@ class Start:
 
     def note(self, model: torch.nn.Module) -> None:
         """Keep the values of a model's trainable parameters."""
-        self.values.clear()
-        self.values.update({name: p.data for name, p in model.named_parameters() if p.requires_grad})
+        self.values = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.values[name] = parameter.data
 
 
 @contextmanager
@@ -79,12 +81,15 @@ def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfi
             if isinstance(policy, PeftModel) and args is not None:
                 construction.enter_context(swapped(args, beta=0.0))
 
+        # TRL puts the new adapter onto the policy here, and casts it right behind this call where the base is
+        # quantized: these are the last values in full precision.
         def get_peft_model(*arguments: Any, **options: Any) -> PeftModel:
             policy = wrap(*arguments, **options)
             start.has_new_adapter = True
             start.note(policy)
             return policy
 
+        # TRL loads a policy that is given by name here, and the reference of a full model by the policy's name.
         def create_model_from_path(name: str, **options: Any) -> torch.nn.Module:
             if is_object:  # nothing is left to load but the reference
                 return _frozen_copy(trainer.model)
@@ -94,6 +99,7 @@ def starting_weights(trainer: "HostTrainer", model: "Policy", args: "DrGRPOConfi
                 begin_with(loaded)
             return loaded
 
+        # TRL loads reward models that are given by name with this class.
         class RewardModels(trl_module.AutoModelForSequenceClassification):
             @classmethod
             def from_pretrained(cls, name: str, **options: Any) -> PreTrainedModel:
@@ -138,6 +144,8 @@ def add_reference_adapter(model: torch.nn.Module, is_new: bool) -> None:
         model.add_adapter(REFERENCE, config)
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     set_peft_model_state_dict(model, state, adapter_name=REFERENCE)
+    # A new adapter may come trainable and in another dtype. The name of an adapter is a part of its parameters' names:
+    # `layers.0.q_proj.lora_A.ref.weight` is the copy of `layers.0.q_proj.lora_A.default.weight`.
     parameters = dict(model.named_parameters())
     for path, parameter in parameters.items():
         parts = path.split(".")

@@ -77,5 +77,6 @@ class StopStrings:
         if not string_ends:
             return completion_ids
         end = min(string_ends)
+        # `lengths` are characters of the text up to each token, so tokens that end before `end` all stay.
         last = sum(length < end for length in alignment.lengths[len(before) :])
         return [*completion_ids[:last], EndToken(completion_ids[last], self.ends)]

@@ -35,6 +35,7 @@ from trl_drgrpo.common.errors import InputError, UpstreamError
 from trl_drgrpo.common.generation import VLLM_RANKS
 from trl_drgrpo.search.sampling import AdapterRefused, load_adapter, serve_command, unload_adapter
 from trl_drgrpo.upstream.checkpoint_weights import language_model_name, stored_name
+from trl_drgrpo.upstream.kv_cache import without_adapters
 from trl_drgrpo.upstream.private_state import swapped
 from trl_drgrpo.upstream.weight_sync import merged_while_read, why_merged
 
@@ -62,9 +63,10 @@ class AdapterFolder:
         prefix = f"trl-drgrpo-{os.getuid()}-"
         for lock_file in root.glob(f"{prefix}*.lock"):
             _remove(FileLock(lock_file, blocking=False), lock_file.with_suffix(""))
+        # The lock comes before the folder, and ends with its process: a folder without one is nobody's.
         self.path = root / f"{prefix}{uuid.uuid4().hex[:8]}"
         lock = FileLock(f"{self.path}.lock", blocking=False)
-        lock.acquire()  # before there is a folder: one without a lock is nobody's
+        lock.acquire()
         self.path.mkdir()
         weakref.finalize(self, _remove, lock, self.path)
 
@@ -77,8 +79,10 @@ class AdapterFolder:
             shutil.rmtree(old)
         version.mkdir()
         name = str(model.active_adapter)
+        # Without embeddings: PEFT would look the base up on the Hub to learn whether they were resized.
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         renamed = {}
+        # `base_model.model.<layer>.lora_A.weight`, for example, with the layer's name in the checkpoint.
         for key, value in state.items():
             layer, _, part = key.removeprefix(_PREFIX).partition(".lora_")
             renamed[f"{_PREFIX}{stored_layers[layer]}.lora_{part}"] = value.contiguous()
@@ -127,12 +131,13 @@ class VLLMSync(of_trl.VLLMGeneration):
             self._merge_instead(reason)
         else:
             self.path = self._common_folder()
+        # TRL builds a colocated engine or the client of a server by these names in its module, with fixed arguments.
         engines = {}
         if self.path:
             engines = {"LLM": _engine_class(self.adapter.r), "VLLMClient": _client_class(self)}
         with swapped(of_trl, **engines):
             super()._init_vllm()
-        if self.mode == "server":  # the main process alone knows
+        if self.mode == "server":  # the main process alone has asked it, and may have changed its mind
             decided = [self.path]
             broadcast_object_list(decided)
             self.path = decided[0]
@@ -169,6 +174,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             linear = layer.get_base_layer()
             if not isinstance(linear, nn.Linear):
                 return f"it has an adapter on a layer of type {type(linear).__name__}"
+            # vLLM adapts the language model of a multimodal model alone.
             if not name.startswith(language_model):
                 return f"it has an adapter outside of the language model ({name})"
             stored = stored_name(base, f"{name}.weight", (linear.out_features, linear.in_features))
@@ -191,10 +197,13 @@ class VLLMSync(of_trl.VLLMGeneration):
     def _common_folder(self) -> Path:
         """Make and return the folder of this machine."""
         if self._writes:
-            self.folder = AdapterFolder(sum(p.nbytes for p in self.model.parameters() if p.requires_grad))
+            size = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+            self.folder = AdapterFolder(size)
         paths = gather_object([self.folder and self.folder.path])
-        index = self.accelerator.process_index - self.accelerator.local_process_index
-        return paths[0 if self.mode == "server" else index]
+        if self.mode == "server":
+            return paths[0]
+        # The rank of this machine's first process, which writes for all of its engines.
+        return paths[self.accelerator.process_index - self.accelerator.local_process_index]
 
     @property
     def _writes(self) -> bool:
@@ -210,19 +219,22 @@ class VLLMSync(of_trl.VLLMGeneration):
         return f"{self.path.name}-{self.version}", version
 
     def _iter_named_params(self) -> Any:
+        # TRL yields each weight under its name in the model, and `sync_weights` sends what comes. Nothing comes where
+        # an adapter travels. Else names are those of the checkpoint, which is what vLLM has loaded.
         if self.path is not None:
             return
         self.bytes = 0
-        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        base = without_adapters(self.model)
         for name, param in super()._iter_named_params():
             self.bytes += param.nbytes
-            if name not in self.stored_names:
+            if name not in self.stored_names:  # looked up in the first sync alone
                 self.stored_names[name] = stored_name(base, name, tuple(param.shape)) or name
             yield self.stored_names[name], param
 
     def sync_weights(self) -> None:
         """Send weights as TRL does, or an adapter, or merged copies; the trainer logs seconds and bytes."""
         began = time.perf_counter()
+        # Of a sharded model TRL gathers all weights before it merges: there is no layer by itself.
         merging = self.path is None and not self.trainer.in_lockstep
         with merged_while_read(self.model) if merging else nullcontext():
             super().sync_weights()
@@ -237,7 +249,7 @@ class VLLMSync(of_trl.VLLMGeneration):
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         name, version = self._write()
-        self.accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()  # one process writes for all of its machine
         self.llm.newest = LoRARequest(name, self.version, str(version))
         if not self.llm.llm_engine.add_lora(self.llm.newest):
             raise UpstreamError("vLLM did not take the adapter. Train with vllm_lora='merged'.")
@@ -259,6 +271,7 @@ class VLLMSync(of_trl.VLLMGeneration):
             `InputError`: Weights cannot travel either; how to start the server.
         """
         info: dict[str, Any] = {}
+        # What the server says of itself comes first: it names the flag that is missing.
         try:
             info = client.get_server_info()
             problem = self._problem(client, info)
@@ -284,7 +297,8 @@ class VLLMSync(of_trl.VLLMGeneration):
         lora = info.get("lora_config")
         base = self.model.name_or_path
         # By the last part: a server on another machine may have the same model in another folder.
-        if base and Path(base).name not in {Path(name).name for name in (served, client.model) if name}:
+        served_names = {Path(name).name for name in (served, client.model) if name}
+        if base and Path(base).name not in served_names:
             return f"it serves {served or client.model}, the adapter is one of {base}"
         if lora is None:
             return "it runs without --enable-lora"
@@ -297,6 +311,7 @@ def _engine_class(rank: int) -> Any:
     """Return TRL's colocated engine with adapters. A function: the name is there only where vLLM is installed."""
 
     engine: Any = getattr(of_trl, "LLM", object)
+    # vLLM offers ranks of a fixed list, and pads smaller ones.
     offered_rank = min(size for size in VLLM_RANKS if size >= rank)
 
     class AdapterEngine(engine):
@@ -320,7 +335,7 @@ def _client_class(sync: VLLMSync) -> Any:
 
     class AdapterClient(of_trl.VLLMClient):
         def init_communicator(self, *args: Any, **options: Any) -> None:
-            if not sync.begin_with_server(self):
+            if not sync.begin_with_server(self):  # adapters need no NCCL group
                 super().init_communicator(*args, **options)
 
         def update_named_params(self, *args: Any, **options: Any) -> None:

@@ -76,6 +76,7 @@ class _MergedReader:
         self._newest = {}
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        # Under PEFT's names, which TRL turns into the base's, and leaves out weights of adapters by.
         for name, param in self._named_parameters(*args, **kwargs):
             if self._merging and id(param) in self.layers:
                 self.read += 1
@@ -90,21 +91,23 @@ class _MergedReader:
         params: dict[int, Tensor] = {}
         merged_before: list[tuple[BaseTunerLayer, list[str]]] = []
         for layer in layers:
-            params |= {id(p): p for p in layer.get_base_layer().parameters()}
+            for param_of_layer in layer.get_base_layer().parameters():
+                params[id(param_of_layer)] = param_of_layer
             # A layer of PEFT may wrap others, one for each of several parameters: merging marks them, too.
             for inner in _tuner_layers(cast(torch.nn.Module, layer)):
                 merged_before.append((inner, list(inner.merged_adapters)))
-        unmerged = {key: p.data for key, p in params.items()}
+        unmerged = {}
         try:
-            for p in params.values():
+            for key, p in params.items():
+                unmerged[key] = p.data
                 p.data = p.data.clone()  # PEFT adds the adapter to whatever lies here
             for layer in layers:
                 layer.merge()
             self._newest = {key: p.data for key, p in params.items()}
         finally:
             # The old memory comes back, not a subtraction: the weights are bit for bit what they were.
-            for key, p in params.items():
-                p.data = unmerged[key]
+            for key, weight in unmerged.items():
+                params[key].data = weight
             for layer, merged in merged_before:
                 layer.merged_adapters = merged
         return self._newest[id(param)]
@@ -133,9 +136,10 @@ def why_merged(adapter: PeftConfig | None) -> str | None:
         return f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights"
     if adapter.r > VLLM_RANKS[-1]:
         return f"its rank of {adapter.r} is above {VLLM_RANKS[-1]}"
-    plain = LoraConfig()
-    for name, value in vars(adapter).items():
-        if name in vars(plain) and name not in _KNOWN and (value or None) != (getattr(plain, name) or None):
+    for name, default in vars(LoraConfig()).items():
+        value = getattr(adapter, name)
+        # `None`, `False` and an empty list all mean nothing.
+        if name not in _KNOWN and (value or None) != (default or None):
             return f"{name}={value!r}"
     return None
 
@@ -167,9 +171,11 @@ def refuse_unsendable(
         remedy = "vLLM gets no virtual tokens: it would generate without the adapter. Remove use_vllm, or train LoRA."
         kind = getattr(adapter.peft_type, "value", adapter.peft_type)
         raise InputError("use_vllm", f"True with an adapter of type {kind}", "one that changes weights", remedy)
+    # Full weights, merged or trained whole, travel as they are: only a quantized base is a problem from here on.
     quantization = _quantization(args, model, quantization_config)
     if not quantization:
         return
+    # Merged weights of a quantized base would be sent as they are stored, so only an adapter can travel.
     reason = "vllm_lora is 'merged'" if args.vllm_lora == "merged" else why_merged(adapter)
     if not quantization.endswith(("load_in_4bit", "loaded in 4 bits")):
         reason = "vLLM loads none but 4-bit weights of bitsandbytes beside it"
@@ -194,6 +200,7 @@ def _quantization(args: "DrGRPOConfig", model: "Policy", config: Quantization | 
             if getattr(model, f"is_loaded_in_{bits}bit", False):
                 return f"loaded in {bits} bits"
         return "loaded quantized" if getattr(model, "is_quantized", False) else None
+    # A model by name: the argument, else its keywords, else its own config.json says how it will be loaded.
     loading = args.model_init_kwargs or {}
     stored_as = ""
     config = config or loading.get("quantization_config")
@@ -207,7 +214,7 @@ def _quantization(args: "DrGRPOConfig", model: "Policy", config: Quantization | 
     for bits in (4, 8):
         if _read(config, f"load_in_{bits}bit"):
             return f"{stored_as}load_in_{bits}bit"
-    method = _read(config, "quant_method")
+    method = _read(config, "quant_method")  # an enumeration, or a text from config.json
     return f"{stored_as}{getattr(method, 'value', method) or type(config).__name__}"
 
 

@@ -142,7 +142,7 @@ def test_a_four_bit_layer_weighs_what_bitsandbytes_says():
         real = layer.weight.nbytes + state.absmax.nbytes + state.code.nbytes
         if nested:
             real += state.state2.absmax.nbytes + state.state2.code.nbytes
-        ours = QuantizedLinear(512, 256, None, torch.float32, 4, nested, packed=True)
+        ours = QuantizedLinear(512, 256, None, torch.float32, Setup(bits=4, nested=nested))
         planned = ours.weight.nbytes + ours.scales.nbytes
         assert real <= planned <= 1.01 * real + 8
 

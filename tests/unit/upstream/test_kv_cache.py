@@ -67,5 +67,6 @@ def test_a_class_that_is_gone_is_named_and_ends_no_import(name, moved, monkeypat
     [(kv_cache.GenerationConfig, "no longer has beams"), (cache_utils.DynamicSlidingWindowLayer, "cannot be made")],
 )
 def test_an_attribute_that_has_moved_is_named(owner, said, monkeypatch):
-    monkeypatch.setitem(kv_cache.DECODING_ATTRIBUTES, "GenerationConfig", (owner, ("beams",)))
+    monkeypatch.setattr(kv_cache, "GenerationConfig", owner)
+    monkeypatch.setitem(kv_cache.DECODING_ATTRIBUTES, "GenerationConfig", ("beams",))
     assert f"GenerationConfig {said}" in moved_in_decoding()

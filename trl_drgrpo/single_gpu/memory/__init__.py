@@ -2,7 +2,7 @@
 
 Reading order: memory_settings (what of a run and its device matters) -> meta_model (the model without memory) ->
 meta_layers (its layers' bytes, and how they are counted) -> micro_batch_shapes -> passes -> estimate -> proposal. The
-formulas in words, and estimates against measurements, are in `recipes/guides/memory.md`.
+formulas in words, and estimates against measurements, are in `recipes/studies/memory.md`.
 """
 
 from typing import TYPE_CHECKING

@@ -9,11 +9,12 @@
 The peak is the largest of them, plus what is no tensor: the device's context, the allocator's slack.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from trl_drgrpo.common.errors import InputError
 from trl_drgrpo.single_gpu.memory import passes
@@ -41,11 +42,12 @@ WATCHED = 100_000
 # Python with PyTorch, transformers and TRL: 370 MB without CUDA (measured, anonymous pages); with CUDA an estimate.
 PROCESS = {"cpu": 370 * MIB, "cuda": 3 * 2**30}
 PROCESS_PART = "Python and libraries (estimate)"
+NOT_TENSORS = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
 # On a CPU, where the plan is of resident memory: Python with what two steps of a run load, and what malloc keeps of
 # freed tensors, as a share of all tensors. Measured (November 2026, glibc): 500 MB, and 8 to 30%.
 RUNNING = 550 * MIB
 KEPT = 0.2
-# Threads that read weights ahead; none where they are quantized on the way.
+# Threads in which transformers reads weights ahead; none where they are quantized on the way.
 READERS = 4
 
 MOST_OTHERS = 3  # layers at the start that are unlike those behind them
@@ -88,8 +90,8 @@ class Estimate:
 
     def tensors_of(self, phase: str) -> int:
         """Return the bytes in tensors at the peak of a phase."""
-        not_tensors = (CONTEXT_PART, SLACK_PART, PROCESS_PART, *ENGINE_PARTS)
-        return sum(size for part, size in self.phases[phase].items() if part not in not_tensors)
+        parts = self.phases[phase]
+        return sum(parts.values()) - sum(parts.get(part, 0) for part in NOT_TENSORS)
 
 
 class Planner:
@@ -122,7 +124,8 @@ class Planner:
 
         model = self.full.model
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        self._gradients = sum(p.nbytes for p in self._trained)
+        # Each gradient has its parameter's dtype. With adapters nothing else is trained, and they are of float32.
+        self._gradients = _nbytes(self._trained)
         self.adapters = self._gradients if setup.adapter else 0
         self._quantized: list[QuantizedLinear] = []
         largest_adapted = 0
@@ -130,23 +133,23 @@ class Planner:
             if isinstance(module, QuantizedLinear):
                 self._quantized.append(module)
             elif isinstance(module, AdaptedLinear):
-                largest_adapted = max(largest_adapted, module.lora_a.in_features * module.lora_b.out_features)
+                elements = module.lora_a.in_features * module.lora_b.out_features
+                largest_adapted = max(largest_adapted, elements)
         # An adapter is merged into one layer after the other: a float32 difference and its sum.
         self._one_layer_merged = 2 * 4 * largest_adapted
         # A set, and `parameters()` gives none twice: tied weights count once.
-        ends = {*model.get_input_embeddings().parameters(), *self.full.head.parameters()}
-        bytes_at_ends = sum(p.nbytes for p in ends)
-        all_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        ends = _nbytes({*model.get_input_embeddings().parameters(), *self.full.head.parameters()})
+        everything = _nbytes((*model.parameters(), *model.buffers()))
         self._base = {
-            "embeddings and head": bytes_at_ends,
-            "layers": all_bytes - bytes_at_ends - self.adapters,
+            "embeddings and head": ends,
+            "layers": everything - ends - self.adapters,
             "towers and projectors": towers.nbytes,
         }
 
     def estimate(self, setup: Setup) -> Estimate:
         """Estimate the memory of a run. Its setup must load the model in the same way as the planner's."""
-        phases = self._tensors(setup)
-        for name, parts in phases.items():
+        phases: Phases = {}
+        for name, parts in self._tensors(setup).items():
             phases[name] = self._complete(setup, name, parts)
         trained = sum(p.numel() for p in self._trained)
         return Estimate(setup, phases, self.parameters, trained)
@@ -159,9 +162,11 @@ class Planner:
     def _always(self, setup: Setup) -> Parts:
         """Return the parts that are there from the first step to the last."""
         parts = {**self._base, "adapters": self.adapters}
+        # The reference of KL: a copy of an adapter that is trained further, a second model without adapters, and
+        # nothing with a new adapter, which is switched off.
         if setup.reference and setup.goes_on:
             parts["reference adapter"] = self.adapters
-        if setup.reference and setup.adapter is None:  # else the reference is the model without adapters
+        if setup.reference and setup.adapter is None:
             parts["reference model"] = sum(self._base.values())
         parts["optimizer state"] = sum(_state_bytes(p, setup) for p in self._trained)
         parts["roll-outs"] = _rollouts(setup)
@@ -172,9 +177,9 @@ class Planner:
         """Return the parts of each phase, tensors alone."""
         always = self._always(setup)
         # Weights are cast on the host, but quantized on the device, one after the other.
-        quantized = max((m.in_features * m.out_features for m in self._quantized), default=0)
+        unquantized = LOADED_IN[self.setup.dtype] * max(_sizes(self._quantized), default=0)
         phases = {
-            "load": {**self._base, "a weight, not quantized yet": quantized * LOADED_IN[self.setup.dtype]},
+            "load": {**self._base, "a weight, not quantized yet": unquantized},
             "train": self._train(setup),
             "step": {**always, "gradients": self._gradients, "optimizer's temporaries": self._temporaries(setup)},
         }
@@ -182,11 +187,13 @@ class Planner:
         if setup.generates_mid_window:
             pending["gradients"] = self._gradients
         if setup.scores_old or setup.reference:
+            # The batch that is scored is not yet among the roll-outs, which are those of the batch before.
             phases["score"] = {**pending, "activations": self._score(setup) + _rollouts(setup)}
         if setup.vllm or setup.generates_elsewhere:
             merged = 0 if setup.sends_adapters else self._one_layer_merged
             phases["sync"] = {**pending, "one layer merged": merged}
             return phases
+        # Nothing else decides a generation, so setups with as many rows at once share an entry of the cache.
         one_batch = replace(setup, batch=setup.rows_at_once, accumulation=1, steps_per_generation=1)
         peaks = self.peaks(passes.generate, one_batch)
         cache = peaks["cache"]
@@ -208,39 +215,44 @@ class Planner:
             # The backward of a step's first micro-batch makes the gradients, so they are not there before it.
             gradients = self._gradients if shape.later else 0
             needs.append({"gradients": gradients, "activations": activations})
-        return {**self._always(setup), **max(needs, key=lambda parts: sum(parts.values()))}
+        largest_needs = max(needs, key=lambda parts: sum(parts.values()))
+        return {**self._always(setup), **largest_needs}
 
     def _score(self, setup: Setup) -> int:
         """Return the bytes of a forward without gradient, of policy or reference."""
         shapes = trained_shapes(self.config, setup)
-        if setup.reference or setup.vllm or setup.generates_elsewhere:  # rows are scored before any is left out
+        # Rows are scored before any is left out.
+        if setup.reference or setup.vllm or setup.generates_elsewhere:
             shapes += scored_shapes(self.config, setup)
         most = 0
         for shape in shapes:
             # No gradient is counted here, so equal shapes before and after the first micro-batch are run once.
-            most = max(most, self.peaks(passes.score, setup, replace(shape, later=False))["score"])
+            peaks = self.peaks(passes.score, setup, replace(shape, later=False))
+            most = max(most, peaks["score"])
         return most
 
     def peaks(self, run: Callable[..., passes.Peaks], setup: Setup, shape: Shape | None = None) -> passes.Peaks:
         """Return the peaks of a pass at the full depth. A shape holds all else of the setup that the pass reads."""
         key: tuple[object, ...] = (run, setup)
-        arguments: tuple[Setup | Shape, ...] = (setup,)
+        arguments: list[Setup | Shape] = [setup]
         if shape is not None:
             key = (run, setup.checkpointing, setup.offload, setup.exact, shape)
-            arguments = (setup, shape)
-        if key not in self._peaks:
-            self._peaks[key] = self._peaks_at_full_depth(run, *arguments)
-        return self._peaks[key]
-
-    def _peaks_at_full_depth(self, run: Callable[..., passes.Peaks], *arguments: Setup | Shape) -> passes.Peaks:
-        if not self._shallow:
-            return _run(run, self.full, *arguments)
-        few, many = self._shallow
-        peaks = _run(run, self._shallow[few], *arguments)
-        peaks_of_many = _run(run, self._shallow[many], *arguments)
-        periods = (self.config.num_hidden_layers - few) // (many - few)
-        # Within a segment every period of layers adds the same amount, see `passes.py`.
-        return {name: peak + periods * (peaks_of_many[name] - peak) for name, peak in peaks.items()}
+            arguments.append(shape)
+        if key in self._peaks:
+            return self._peaks[key]
+        if self._shallow:
+            few, many = self._shallow
+            peaks = _run(run, self._shallow[few], *arguments)
+            peaks_of_many = _run(run, self._shallow[many], *arguments)
+            # Within a segment every period of layers adds the same amount, see `passes.py`. For example 28 equal
+            # layers, run with 2 and with 3 of them: 26 times the difference is added.
+            periods = (self.config.num_hidden_layers - few) // (many - few)
+            for name, peak in peaks.items():
+                peaks[name] = peak + periods * (peaks_of_many[name] - peak)
+        else:
+            peaks = _run(run, self.full, *arguments)
+        self._peaks[key] = peaks
+        return peaks
 
     def _build_shallow(self) -> dict[int, Skeleton]:
         """Return skeletons of two depths by their number of layers; empty where they would not be like the model."""
@@ -248,11 +260,9 @@ class Planner:
         depth = self.config.num_hidden_layers
         if len(kinds) != depth or self.setup.checkpoint_every != 1:
             return {}
-        pattern = next(_patterns(kinds), None)
-        if pattern is None:
-            return {}
-        first, period = pattern
-        # A first layer, a last one, and, with one period more, what lies between.
+        first, period = _pattern(kinds)
+        # A first layer, a last one, and, with one period more, what lies between. Layers that do not make up a whole
+        # period at the end are added to the smaller depth.
         few = first + (2 if period == 1 else period + (depth - first) % period)
         if few + period >= depth:
             return {}
@@ -276,7 +286,8 @@ class Planner:
             passing = sum(parts.get(part, 0) for part in PASSING)
             parts |= {CONTEXT_PART: CONTEXT, SLACK_PART: int(SLACK * passing)}
         else:
-            parts |= {SLACK_PART: int(KEPT * sum(parts.values())), PROCESS_PART: RUNNING}
+            slack = int(KEPT * sum(parts.values()))
+            parts |= {SLACK_PART: slack, PROCESS_PART: RUNNING}
         return _without_zeros(parts)
 
     @property
@@ -292,6 +303,7 @@ class Planner:
         """
         adapters = self.adapters // 2 if setup.sends_adapters else 0  # float32 here, 16 bits there
         model = self._engines_base + adapters
+        # vLLM takes its share of the whole device, and fills with keys and values what the model leaves of it.
         share = int(setup.vllm_share * self.memory)
         if self.memory and model > share:
             got = f"{setup.vllm_share}, {readable(share)}"
@@ -302,18 +314,19 @@ class Planner:
         heads = getattr(config, "num_attention_heads", 0)  # none in models of running states alone
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
         shared_heads = getattr(config, "num_key_value_heads", None) or heads
-        one_row = 2 * 2 * config.num_hidden_layers * shared_heads * head_dim * setup.width  # in 16 bits
+        # Without a device's size there is no share, but a row must fit: keys and values, 2 bytes each.
+        one_row = 2 * 2 * config.num_hidden_layers * shared_heads * head_dim * setup.width
         sizes = (self._engines_base, adapters, max(share - model, one_row))
         return dict(zip(ENGINE_PARTS, sizes, strict=True))
 
     def _temporaries(self, setup: Setup) -> int:
         """Return the bytes that the optimizer's step needs beside its state."""
-        sizes = [p.nbytes for p in self._trained]
+        largest = max(p.nbytes for p in self._trained)
         if setup.optimizer == "adamw_torch":  # all weights at once on a GPU (`foreach`), else one after the other
-            return sum(sizes) if setup.device == "cuda" else 2 * max(sizes)
+            return self._gradients if setup.device == "cuda" else 2 * largest
         if "8bit" in setup.optimizer or setup.optimizer == "adafactor":
-            return max(sizes)
-        return 0
+            return largest
+        return 0  # the default, `adamw_torch_fused`, works in place
 
     def host(self, setup: Setup | None = None) -> Phases:
         """Return the bytes of the host's memory by phase and part.
@@ -348,10 +361,13 @@ class Planner:
         element = LOADED_IN[setup.dtype]
         stored = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
         if not setup.bits and element == LOADED_IN.get(stored, 2):
-            return 0  # nothing is cast: pages of the files go to the device as they are
+            # Nothing is cast: pages of the files go to the device as they are.
+            return 0
         packed = {module.weight for module in self._quantized}
-        matrices = [module.in_features * module.out_features for module in self._quantized]
-        matrices += [p.numel() for p in self.full.model.parameters() if p.dim() > 1 and p not in packed]
+        matrices = _sizes(self._quantized)
+        for parameter in self.full.model.parameters():
+            if parameter.dim() > 1 and parameter not in packed:
+                matrices.append(parameter.numel())
         at_once = 1 if setup.bits else READERS
         return element * sum(sorted(matrices, reverse=True)[:at_once])
 
@@ -359,9 +375,9 @@ class Planner:
         """Return the bytes of the checkpoints that wait on the host."""
         tokens = max(shape.tokens for shape in trained_shapes(self.config, setup))
         one_input = tokens * self.config.hidden_size * LOADED_IN[setup.dtype]
-        # Up to a bound of its own, PyTorch rounds what it pins to a power of two.
+        # Up to a bound of its own, PyTorch (2.13) rounds what it pins to a power of two: 5 MB take 8.
         pinned = 2 ** (one_input - 1).bit_length()
-        checkpoints = -(-len(self.full.layers) // setup.checkpoint_every)
+        checkpoints = math.ceil(len(self.full.layers) / setup.checkpoint_every)
         return checkpoints * pinned
 
 
@@ -379,22 +395,38 @@ def _run(run: Callable[..., passes.Peaks], skeleton: Skeleton, *arguments: Setup
         raise InputError("--model", got, "a decoder whose steps can be counted", remedy) from error
 
 
-def _kinds(skeleton: Skeleton) -> list[tuple[object, ...]]:
+Kind = tuple[object, ...]
+
+
+def _kinds(skeleton: Skeleton) -> list[Kind]:
     """Return for each layer of a decoder what makes it differ from others: its weights, and its kind of attention."""
     types = getattr(skeleton.config, "layer_types", None) or ()
-    kinds = []
+    kinds: list[Kind] = []
     for number, layer in enumerate(skeleton.layers):
-        weights = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
+        weights = [(name, weight.shape) for name, weight in layer.named_parameters()]
         kinds.append((weights, *types[number : number + 1]))
     return kinds
 
 
-def _patterns(kinds: list[tuple[object, ...]]) -> Iterator[tuple[int, int]]:
-    """Yield how layers repeat: how many at the start are others (dense ones before experts), and the period behind."""
+def _pattern(kinds: list[Kind]) -> tuple[int, int]:
+    """Return how layers repeat: how many at the start are others (dense ones before experts), and the period behind.
+
+    For example 1 and 2 for layers of the kinds d, a, b, a, b, a, b. All are others where nothing repeats.
+    """
     for first in range(MOST_OTHERS + 1):
         for period in range(1, (len(kinds) - first) // 2):
             if kinds[first + period :] == kinds[first:-period]:
-                yield first, period
+                return first, period
+    return len(kinds), 1
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _sizes(layers: list[QuantizedLinear]) -> list[int]:
+    """Return the numbers of weights, as they are before they are packed."""
+    return [layer.in_features * layer.out_features for layer in layers]
 
 
 def _without_zeros(parts: Parts) -> Parts:
@@ -405,28 +437,33 @@ def _state_bytes(parameter: nn.Parameter, setup: Setup) -> int:
     """Return the bytes of an optimizer's state for one parameter."""
     name = setup.optimizer
     count = parameter.numel()
-    size = parameter.element_size()
     if "paged" in name and setup.device == "cuda":
         return 0  # in memory that moves to the host when the device runs short
-    if "8bit" in name and count >= 4096:  # bitsandbytes leaves smaller ones as they are
-        return 2 * count + 2 * 4 * -(-count // 256)  # two moments, each with a float32 scale per 256
+    # bitsandbytes leaves smaller ones as they are.
+    if "8bit" in name and count >= 4096:
+        scales = -(-count // 256)
+        return 2 * (count + 4 * scales)  # two moments of a byte, each with a float32 scale per 256
     if name == "sgd":
         return 0
     if name == "adafactor":  # sums over rows and columns in the place of a matrix
         return 4 * sum(parameter.shape) if parameter.dim() > 1 else 4 * count
     if "lion" in name or name == "rmsprop":
-        return count * size
-    return 2 * count * size + 4  # both moments in the type of the weights, and a step count
+        return parameter.nbytes
+    return 2 * parameter.nbytes + 4  # both moments in the type of the weights, and a step count
 
 
 def _watched(trained: list[nn.Parameter]) -> int:
     """Return the bytes of the sampled elements: place, value at the start, and a flag for its gradient."""
-    numbers_watched = max(1, WATCHED // max(1, len(trained)))
-    return sum(min(p.numel(), numbers_watched) * (8 + p.element_size() + 1) for p in trained)
+    per_parameter = max(1, WATCHED // max(1, len(trained)))
+    nbytes = 0
+    for parameter in trained:
+        elements = min(parameter.numel(), per_parameter)
+        nbytes += elements * (8 + parameter.element_size() + 1)
+    return nbytes
 
 
 def _rollouts(setup: Setup) -> int:
     """Return the bytes of the ids, masks and log-probabilities of a generation batch."""
-    log_probs = setup.scores_old + setup.reference
-    per_row = 16 * setup.width + 4 * setup.completion * log_probs
+    log_probs = setup.scores_old + setup.reference  # old ones, those of the reference
+    per_row = 16 * setup.width + 4 * setup.completion * log_probs  # ids and masks in int64
     return setup.generated_rows * per_row

@@ -175,6 +175,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     """
     refuse_out_of_range(values)
     values = {key: value for key, value in values.items() if value is not None}
+    # How the weights are loaded, and which are trained.
     bits = 0
     if values.get("load_in_4bit"):
         bits = 4
@@ -183,18 +184,15 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
     if bits and not values.get("use_peft"):
         remedy = "Add use_peft: quantized weights cannot be trained."
         raise InputError("load_in_4bit", "a quantized model without an adapter", "use_peft with it", remedy)
-    targets = values.get("lora_target_modules")
-    if isinstance(targets, (list, tuple)):
-        targets = targets[0] if len(targets) == 1 else tuple(targets)
-    adapter = None
-    if values.get("use_peft"):
-        adapter = Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
-    dtype = values.get("dtype") or (values.get("model_init_kwargs") or {}).get("dtype")
+    adapter = _adapter(values) if values.get("use_peft") else None
+    init = values.get("model_init_kwargs") or {}
+    # What a step computes in: TRL's default is bfloat16, which a run on a CPU has to switch off.
     autocast = None
     if values.get("fp16"):
         autocast = "float16"
     elif values.get("bf16", device == "cuda"):
         autocast = "bfloat16"
+    # Where completions are generated, and where the inputs of checkpointed layers wait.
     vllm = bool(values.get("use_vllm"))
     colocate = values.get("vllm_mode", "colocate") == "colocate"
     checkpoints: dict[str, Any] = {}
@@ -202,7 +200,7 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         checkpoints |= values.get(key) or {}
     setup = Setup(
         device=device,
-        dtype=_dtype(dtype),
+        dtype=_dtype(values.get("dtype") or init.get("dtype")),
         autocast=autocast,
         adapter=adapter,
         bits=bits,
@@ -216,10 +214,19 @@ def from_keys(values: Mapping[str, Any], prompt: int, device: str = "cuda") -> S
         generates_elsewhere=vllm and not colocate,
         **{name: values[key] for name, key in FIELD_KEYS.items() if key in values},
     )
+    # TRL takes the rows of a generation by either name; without one, a generation serves one optimizer step.
     steps = values.get("steps_per_generation", setup.accumulation)
     if values.get("generation_batch_size"):
         steps = max(1, values["generation_batch_size"] // setup.batch)
     return replace(setup, steps_per_generation=steps)
+
+
+def _adapter(values: Mapping[str, Any]) -> Adapter:
+    targets = values.get("lora_target_modules")
+    # A list of one may be a pattern or `all-linear`, as TRL reads it.
+    if isinstance(targets, (list, tuple)):
+        targets = targets[0] if len(targets) == 1 else tuple(targets)
+    return Adapter(values.get("lora_r", 16), targets, values.get("lora_dropout", 0.05))
 
 
 def _dtype(value: object) -> str:
@@ -233,7 +240,8 @@ def _dtype(value: object) -> str:
 
 # Devices -------------------------------------------------------------------------------------------------------------
 
-# Left free by default: the larger of a share of the device and an amount.
+# Left free by default: the larger of a share of the device and an amount. Both are a choice, not a measurement: a plan
+# on an H100 was up to 2.2% below the measured peak of tensors (`recipes/studies/gpu.md`).
 MARGIN_SHARE = 0.05
 MARGIN_BYTES = int(0.7 * 2**30)
 
@@ -368,12 +376,14 @@ def find_card(name: str) -> tuple[str, int]:
 
     ```
     """
-    shortened_names = {re.sub(_FILLERS, "", card.lower()): card for card in CARDS}
     short = re.sub(_FILLERS, "", name.lower())
-    if short in shortened_names:
-        matching_cards = [shortened_names[short]]
-    else:  # the beginning of a name: H100, RTX 3060
-        matching_cards = [card for full, card in shortened_names.items() if short and full.startswith(short)]
+    matching_cards = []
+    for card, gibibytes in CARDS.items():
+        short_card = re.sub(_FILLERS, "", card.lower())
+        if short == short_card:  # a full name, which may begin another one
+            return card, int(gibibytes * 2**30)
+        if short and short_card.startswith(short):  # the beginning of a name: H100, RTX 3060
+            matching_cards.append(card)
     if len(matching_cards) == 1:
         return matching_cards[0], int(CARDS[matching_cards[0]] * 2**30)
     if matching_cards:

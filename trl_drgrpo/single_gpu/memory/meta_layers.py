@@ -15,6 +15,7 @@ anything:
 - `AdaptedLinear`: PEFT's LoRA layer.
 """
 
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from trl_drgrpo.single_gpu.memory.memory_settings import Adapter, Setup
 
 Call = tuple[object, ...]  # an operation, and what decides the form of its result
 
@@ -59,7 +62,8 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it costs more than the bookkeeping
+        # Nothing is compiled here, and the guard against it costs more than the bookkeeping.
+        return False
 
     def __torch_dispatch__(
         self,
@@ -70,9 +74,8 @@ class Ledger(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         call = _call(func, args, kwargs)
-        form = self._forms.get(call) if call is not None else None
-        if form is not None:
-            shape, strides, dtype = form
+        if call in self._forms:
+            shape, strides, dtype = self._forms[call]
             out: object = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         else:
             out = func(*args, **kwargs)
@@ -87,11 +90,13 @@ class Ledger(TorchDispatchMode):
     def enter(self, tensor: Tensor, counts: bool = True) -> None:
         """Count the storage of a tensor from here on, if it is new."""
         storage = tensor.untyped_storage()
-        key = storage._cdata  # views of one storage are several Python objects with one address behind them
+        # Views of one storage are several Python objects with one address behind them.
+        key = storage._cdata
         if key in self._references:
             return
         size = storage.nbytes() if counts else 0
 
+        # Called when the storage dies, so the address may stand for another one afterwards.
         def leave(_: object) -> None:
             self._references.pop(key, None)
             self.live -= size
@@ -140,12 +145,14 @@ def _gives_a_new_tensor(func: torch._ops.OpOverload) -> bool:
 # Of TRL's fused head: tokens and vocabulary entries of a tile. `trl.kernels.chunked_logprob`, `trl.trainer.utils`.
 HEAD_TOKENS = 4096
 HEAD_VOCABULARY = 32768
-# Bytes per logit that come and go while a tile is folded, in the forward and in the backward.
+# Bytes per logit that come and go while a tile is folded, in the forward and in the backward: none in the Triton
+# kernel. Those of plain PyTorch are held against real runs by `tests/trainer/test_memory_measured.py`.
 FOLDING_BYTES = {"cuda": (0, 0), "cpu": (12, 29)}
-# Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books.
+# Of bitsandbytes: weights that share a scale, scales that share one when quantized twice, and its code books, in
+# float32: 16 values for the weights, 256 for the scales.
 BLOCK = 64
 NESTED_BLOCK = 256
-CODE_BYTES = 64 + 1024
+CODE_BYTES = 4 * (16 + 256)
 
 # What autocast runs in its type; and what it runs in float32, on a GPU alone.
 _LOWER = {
@@ -212,6 +219,7 @@ class Precision(TorchFunctionMode):
             args = tuple(map(self._lowered, args))
             kwargs = {name: self._lowered(argument) for name, argument in kwargs.items()}
         elif self.dtype is not None and self.device == "cuda" and func in _FLOAT32_ON_GPU:
+            # `softmax` and the like get their tensors by position.
             args = tuple(argument.float() if _is_float(argument) else argument for argument in args)
         # The kernels that the meta device lacks, or replaces by plain ops that would allocate more.
         if func is functional.scaled_dot_product_attention:
@@ -369,7 +377,10 @@ def fused_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, compute: tor
     def run(hidden: Tensor, weight: Tensor, bias: Tensor | None):
         statistics = hidden.new_empty(7, len(hidden), dtype=torch.float32)
         tile = _tile(hidden, weight, compute, forward_bytes)
-        log_z, log_probs, entropy = (torch.empty_like(statistics[0]) for _ in range(3))
+        # The sums behind the last tile give one number of each kind per token.
+        log_z = torch.empty_like(statistics[0])
+        log_probs = torch.empty_like(log_z)
+        entropy = torch.empty_like(log_z)
         del tile
         return log_probs, [hidden, weight, bias, log_z, entropy]
 
@@ -404,36 +415,27 @@ class QuantizedLinear(nn.Module):
         rows, columns (`int`): Of the weight.
         bias (`torch.Tensor`, *optional*): Kept as it is.
         compute (`torch.dtype`): Compute dtype of the product.
-        bits (`int`): 4 or 8.
-        nested (`bool`): Whether the scales of 4 bits are quantized too.
-        packed (`bool`): Whether a kernel multiplies packed weights in the forward, as on a CPU; with 8 bits it does.
+        setup ([`Setup`]): 4 or 8 bits, and whether the scales of 4 bits are quantized, too.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        columns: int,
-        bias: Tensor | None,
-        compute: torch.dtype,
-        bits: int,
-        nested: bool,
-        packed: bool,
-    ) -> None:
+    def __init__(self, rows: int, columns: int, bias: Tensor | None, compute: torch.dtype, setup: Setup) -> None:
         super().__init__()
         self.out_features = rows
         self.in_features = columns
         self.shape = (rows, columns)
         self.compute = compute
+        bits = setup.bits
         self.bits = bits
-        self.packed = packed or bits == 8
-        blocks = -(-rows * columns // BLOCK)
+        # On a CPU, a kernel multiplies packed weights in the forward, and with 8 bits everywhere.
+        self.packed = setup.device == "cpu" or bits == 8
+        blocks = math.ceil(rows * columns / BLOCK)
         if bits == 8:
             scales = 4 * rows
-        elif nested:  # a byte per block, and float32 scales of these
-            scales = blocks + 4 * -(-blocks // NESTED_BLOCK) + CODE_BYTES
+        elif setup.nested:  # a byte per block, and float32 scales of these
+            scales = blocks + 4 * math.ceil(blocks / NESTED_BLOCK) + CODE_BYTES
         else:
             scales = 4 * blocks + 64  # float32, and the code book of 16 values
-        self.weight = nn.Parameter(_bytes(-(-rows * columns * bits // 8)), requires_grad=False)
+        self.weight = nn.Parameter(_bytes(math.ceil(rows * columns * bits / 8)), requires_grad=False)
         self.register_buffer("scales", _bytes(scales))
         self.bias = bias
 
@@ -443,14 +445,13 @@ class QuantizedLinear(nn.Module):
         packed = self.packed
 
         def run(x: Tensor):
-            weight = None
-            if not packed:
-                weight = x.new_empty(shape)
+            weight = None if packed else x.new_empty(shape)
             out = x.new_empty(*x.shape[:-1], shape[0])
             del weight
             return out, []  # nothing is saved: the backward unpacks the weight again
 
-        out = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute)).to(x.dtype)  # type: ignore
+        out: Any = Kernel.apply(run, lambda grad: grad.new_empty(shape), x.to(self.compute))
+        out = out.to(x.dtype)
         del quantized  # alive until here, beside the product
         return out
 
@@ -467,18 +468,18 @@ class AdaptedLinear(nn.Module):
     Args:
         base (`nn.Module`): The layer under it.
         columns, rows (`int`): Its inputs and outputs.
-        rank (`int`), dropout (`float`): Of the adapter.
+        adapter ([`Adapter`]): Its rank and dropout.
         precision ([`Precision`]): Whether there is autocast.
     """
 
-    def __init__(self, base: nn.Module, columns: int, rows: int, rank: int, dropout: float, precision: Precision):
+    def __init__(self, base: nn.Module, columns: int, rows: int, adapter: Adapter, precision: Precision):
         super().__init__()
         as_peft: Any = {"bias": False, "dtype": torch.float32, "device": "meta"}
         self.base = base
         self.precision = precision
-        self.lora_a = nn.Linear(columns, rank, **as_peft)
-        self.lora_b = nn.Linear(rank, rows, **as_peft)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.lora_a = nn.Linear(columns, adapter.rank, **as_peft)
+        self.lora_b = nn.Linear(adapter.rank, rows, **as_peft)
+        self.dropout = nn.Dropout(adapter.dropout) if adapter.dropout else nn.Identity()
 
     @property
     def weight(self) -> Any:
@@ -494,7 +495,8 @@ class AdaptedLinear(nn.Module):
         is_quantized = isinstance(self.base, QuantizedLinear)
         result_dtype = result.dtype
         if is_quantized:
-            result = result.clone()  # as PEFT: backward fails on a changed view of a 4-bit product
+            # As PEFT: backward fails on a changed view of a 4-bit product.
+            result = result.clone()
         if not is_quantized or self.precision.dtype is None:
             x = x.to(torch.float32)
         update = self.lora_b(self.lora_a(self.dropout(x))) * 2.0  # the scaling, whose value changes no size

@@ -118,7 +118,8 @@ class Skeleton:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.head: nn.Linear = model.get_output_embeddings()
         self.backbone = model.base_model
-        if self.backbone is model:  # Llama 4 has the prefix of its multi-modal class, so transformers finds no base
+        # Llama 4 has the prefix of its multi-modal class, so transformers finds no base.
+        if self.backbone is model:
             self.backbone = model.model
         self.masks = MASKS[0]
         # The decoder's layers: the list with as many entries as there are layers, else the first one.
@@ -140,6 +141,7 @@ class Skeleton:
                 targets = _default_targets(self.config.model_type)
             else:
                 targets = adapter.targets
+        # A list, as layers are replaced on the way.
         for name, layer in list(self.model.named_modules()):
             is_turned = type(layer).__name__ == "Conv1D"  # GPT-2's, stored the other way round
             if layer is self.head or not (is_turned or isinstance(layer, nn.Linear)):
@@ -149,11 +151,10 @@ class Skeleton:
             if is_turned:
                 columns, rows = weight.shape
             if setup.bits:
-                packed = setup.device == "cpu"
-                layer = QuantizedLinear(rows, columns, layer.bias, weight.dtype, setup.bits, setup.nested, packed)
+                layer = QuantizedLinear(rows, columns, layer.bias, weight.dtype, setup)
             # The adapter goes around the quantized layer, as with PEFT.
             if adapter is not None and _is_target(name, targets):
-                layer = AdaptedLinear(layer, columns, rows, adapter.rank, adapter.dropout, self.precision)
+                layer = AdaptedLinear(layer, columns, rows, adapter, self.precision)
                 is_adapted = True
             self.model.set_submodule(name, layer)
         if not is_adapted:
@@ -178,7 +179,8 @@ def _language_model(config: "PreTrainedConfig", dtype: torch.dtype) -> Any:
         return _WithHead(AutoModel.from_config(config, **options), config, dtype)
     try:
         return AutoModelForCausalLM.from_config(config, **options)
-    except (KeyError, ValueError):  # a class of its own for each attention (Falcon)
+    except (KeyError, ValueError):
+        # A class of its own for each attention (Falcon). With sdpa, transformers turns some masks into none.
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
@@ -213,7 +215,8 @@ def _attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend = sdpa_attention_forward
-    if options.get("softcap") is not None:  # no fused kernel caps scores: all of them are there at once
+    # No fused kernel caps scores: all of them are there at once.
+    if options.get("softcap") is not None:
         attend = sys.modules[type(module).__module__].eager_attention_forward
     return attend(module, query, key, value, attention_mask, **options)
 

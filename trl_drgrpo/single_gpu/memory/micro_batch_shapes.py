@@ -73,7 +73,8 @@ class Shape:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the tensors, each of which costs memory."""
         mask = self.tokens * self.width * self.masked
-        return (self.tokens, mask, self.scored, self.layout, self.padded, self.later, *(self.apart or (0, 0)))
+        sizes_apart = self.apart or (0, 0)
+        return (self.tokens, mask, self.scored, self.layout, self.padded, self.later, *sizes_apart)
 
     def exceeds(self, other: "Shape") -> bool:
         """Tell whether it needs at least what the other one needs, in every tensor. Of two alike, one does."""
@@ -96,6 +97,7 @@ def trained_shapes(config: "PreTrainedConfig", setup: Setup) -> tuple[Shape, ...
 
     With `micro_batching="upstream"` it is TRL's only one.
     """
+    # Micro-batches of an optimizer step that one generation serves: the fast path plans them together.
     window = len(windows(setup.steps_per_generation, setup.accumulation)[0])
     # Rows of a live group in a window: two at least, or one where a generation's rows are shuffled over windows.
     fewest = 2 if window == setup.steps_per_generation else 1
@@ -143,17 +145,14 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
             # As many micro-batches as stock TRL would need for these rows.
             micro_batches = None
             if slots is not None:
-                micro_batches = min(slots, -(-len(window) // setup.batch))
+                micro_batches = min(slots, math.ceil(len(window) / setup.batch))
             # They run in this order, behind slots that run nothing, so only the first one meets no gradients.
             plan = plan_window(window, micro_batches, budget, costs)
             for number, batch in enumerate(plan):
                 shapes.add(_shape(window, batch, costs, later=number > 0))
     if costs.share_prompts:
-        most = max(shape.tokens for shape in shapes)
-        tokens = max(most, _tokens_of_fitting_packs(setup, rows))
-        for shape in [shape for shape in shapes if shape.tokens == most]:
-            shapes.remove(shape)
-            shapes.add(_widest_mask(shape, tokens, setup, costs))
+        shapes = _with_bounds(shapes, setup, rows, costs)
+    # Sorted, so that the order does not depend on the hashes of a set.
     largest = []
     for shape in sorted(shapes):
         if not any(larger.exceeds(shape) for larger in shapes):
@@ -161,27 +160,31 @@ def _planned(costs: Costs, setup: Setup, rows: int, slots: int | None, fewest: i
     return tuple(largest)
 
 
-def _tokens_of_fitting_packs(setup: Setup, rows: int) -> int:
-    """Return the most tokens that one pack per group brings to a micro-batch, or that fit into it.
+def _with_bounds(shapes: set[Shape], setup: Setup, rows: int, costs: Costs) -> set[Shape]:
+    """Return the shapes, those of most tokens with bounds of tokens and masks for lengths that were not tried.
 
-    A pack may have any width between a prompt and its whole group, so some lengths fill a micro-batch without a gap.
+    A pack may have any width between a prompt and its whole group. So some lengths fill a micro-batch without a gap,
+    with one pack per group, and need the largest mask that any packs of so many tokens need, as forks do, too.
     """
-    groups = -(-rows // setup.group)
-    whole_group = setup.prompt + setup.group * max(setup.completion - 1, 0)
-    return min(setup.batch * setup.width, groups * whole_group)
-
-
-def _widest_mask(shape: Shape, tokens: int, setup: Setup, costs: Costs) -> Shape:
-    """Return so many tokens with the largest mask that any packs of them need, as with forks or other lengths."""
     budget = Budget(setup.batch, setup.width)
-    most = costs.most_pairs(budget)
-    # A pack is no wider than a prompt with its whole group, nor than its own pairs of tokens allow.
+    # A row's last token is scored, but is no input of a forward.
     whole_group = setup.prompt + setup.group * max(setup.completion - 1, 0)
-    widest = max(shape.width, min(whole_group, math.isqrt(most)))
-    attended = max(min(tokens * widest, most), tokens * shape.width)
-    packs = max(1, tokens**2 // attended)
-    width = min(-(-tokens // packs), budget.tokens // packs)  # rounded up, but within the budget
-    return replace(shape, packs=packs, width=width, masked=True)
+    groups = math.ceil(rows / setup.group)
+    most = max(shape.tokens for shape in shapes)
+    tokens = max(most, min(budget.tokens, groups * whole_group))
+    most_pairs = costs.most_pairs(budget)
+    bounded = set()
+    for shape in shapes:
+        if shape.tokens == most:
+            # A pack is no wider than a prompt with its whole group, nor than its own pairs of tokens allow.
+            widest = max(shape.width, min(whole_group, math.isqrt(most_pairs)))
+            attended = max(min(tokens * widest, most_pairs), tokens * shape.width)
+            # Of equal packs: `packs * width = tokens` and `packs * width**2 = attended`.
+            packs = max(1, tokens**2 // attended)
+            width = min(math.ceil(tokens / packs), budget.tokens // packs)  # rounded up, but within the budget
+            shape = replace(shape, packs=packs, width=width, masked=True)
+        bounded.add(shape)
+    return bounded
 
 
 def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Row]]:
@@ -196,6 +199,7 @@ def _trimmed(window: list[Row], budget: Budget, fewest: int) -> Iterator[list[Ro
             groups[row.prompt].append(number)
             longest_row = max(longest_row, row.prompt_length + row.unshared_length)
     longest_group = max(pack_length(window, tuple(group)) for group in groups.values())
+    # One row more would need another micro-batch, so these may have the most tokens.
     rows_in_budget = budget.tokens // longest_row
     groups_in_budget = budget.tokens // longest_group
     for rows in {rows_in_budget, groups_in_budget * len(live) // len(groups)}:
@@ -210,8 +214,11 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
     most_rows = min(rows, max(ENOUGH_ROWS, 2 * setup.batch))
     count = max(1, most_rows // group)
     fewest_left = min(fewest, group)
-    for prompt in sorted({-(-setup.prompt * quarters // 4) for quarters in (1, 2, 3, 4)}):
-        for rows_left in sorted({fewest_left, max(min(2, group), fewest_left), group}):
+    # Sets: of short prompts and small groups, some are the same.
+    prompts_tried = {math.ceil(setup.prompt * quarters / 4) for quarters in (1, 2, 3, 4)}
+    rows_tried = {fewest_left, max(min(2, group), fewest_left), group}
+    for prompt in sorted(prompts_tried):
+        for rows_left in sorted(rows_tried):
             for group_lengths in _lengths_in_a_group(longest, rows_left):
                 # The generation has a row at both limits: one of these, a row of their groups that is left out, or
                 # one in a group of its own.
@@ -226,7 +233,9 @@ def _kinds_of_windows(setup: Setup, rows: int, fewest: int) -> Iterator[tuple[li
                     prompts -= 1
                 elif not has_longest:  # one prompt per generation: it is the longest
                     widest = prompt + (max(group_lengths) if rows_left == group else longest)
-                window = [Row(number, prompt, length) for number in range(prompts) for length in group_lengths]
+                window = []
+                for number in range(prompts):
+                    window += [Row(number, prompt, length) for length in group_lengths]
                 forked = [replace(row, completion=_forked(number, row)) for number, row in enumerate(window)]
                 yield window + long_group, widest
                 yield forked + long_group, widest
@@ -236,6 +245,7 @@ def _lengths_in_a_group(longest: int, rows: int) -> Iterator[list[int]]:
     """Yield the lengths of a group's rows: all at the limit, all shorter, and long ones beside short ones."""
     for part in (1, 2, 4):
         yield [max(1, longest // part)] * rows
+    # In equal steps: 100, 75, 50, 25 for 4 rows of at most 100 tokens.
     yield [max(1, longest * rank // rows) for rank in range(rows, 0, -1)]
 
 
@@ -248,20 +258,18 @@ def _forked(number: int, row: Row) -> tuple[int, ...]:
 
 def _shape(rows: list[Row], batch: MicroBatch, costs: Costs, later: bool) -> Shape:
     """Return the shape of a planned micro-batch."""
-    count = 0
     longest_pack = 0
-    longest_prompt = 0
-    longest_completion = 0
     scored = 0
+    rows_of_batch: list[Row] = []
     for pack in batch:
         length = pack_length(rows, pack)
         longest_pack = max(longest_pack, length)
-        count += len(pack)
         # A prefix that rows share is scored once; each row's last token is none of its inputs.
         scored += length - rows[pack[0]].prompt_length + len(pack)
-        for number in pack:
-            longest_prompt = max(longest_prompt, rows[number].prompt_length)
-            longest_completion = max(longest_completion, rows[number].completion_length)
+        rows_of_batch += [rows[number] for number in pack]
+    count = len(rows_of_batch)
+    longest_prompt = max(row.prompt_length for row in rows_of_batch)
+    longest_completion = max(row.completion_length for row in rows_of_batch)
     return Shape(
         packs=len(batch),
         width=costs.width(longest_pack),
@@ -278,7 +286,7 @@ def _apart(rows: list[Row], batch: MicroBatch) -> tuple[int, int]:
     """Return `Shape.apart` of a micro-batch whose branches attend apart."""
     copied = 0
     score_entries = 0
-    if all(len(pack) == 1 for pack in batch):
+    if all(len(pack) == 1 for pack in batch):  # nothing is shared, and no mask is made
         return copied, score_entries
     # Rows that share nothing but their prompt come without tokens, and a pack is laid out by its tokens.
     rows_with_tokens = []

@@ -51,7 +51,7 @@ def _run(skeleton: Skeleton, *inputs: Tensor | None, keeps_casts: bool = True) -
     for parameter in skeleton.model.parameters():
         present += [parameter, parameter.grad]
     ledger = Ledger()
-    ledger.known(tensor for tensor in present if tensor is not None)
+    ledger.known(filter(torch.is_tensor, present))
     with ledger, skeleton.precision:
         yield ledger
 
@@ -61,7 +61,8 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     model = skeleton.model
     layout = torch.empty(shape.layout, **LONG)
     _checkpoint(skeleton, setup.checkpoint_every if setup.checkpointing else 0, setup.offload)
-    for parameter in model.parameters():  # gradients of earlier micro-batches: `estimate.py` counts them
+    # Gradients of earlier micro-batches: `estimate.py` counts them.
+    for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter) if shape.later and parameter.requires_grad else None
     hooks = []
     if setup.adapter is not None and setup.checkpointing:
@@ -73,6 +74,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
         ledger.mark("forward")
         hooks += _mark_backward(skeleton.layers, ledger)
         log_probs = _log_probs(skeleton, setup, *inputs)
+        # The fast path brings the values of its packs into TRL's layout of rows.
         loss = _loss(log_probs[layout] if setup.exact else log_probs, setup)
         skeleton.precision.forget()  # autocast's block ends with the loss
         ledger.mark("head")
@@ -81,7 +83,7 @@ def train(skeleton: Skeleton, setup: Setup, shape: Shape) -> Peaks:
     for hook in hooks:
         hook.remove()
     model.zero_grad()
-    ledger.peaks.pop("start", None)
+    ledger.peaks.pop("start", None)  # from before the first mark
     input_bytes = _input_bytes(skeleton.model.base_model.config, shape)
     return {name: peak + input_bytes for name, peak in ledger.peaks.items()}
 
@@ -101,11 +103,14 @@ def _inputs(skeleton: Skeleton, shape: Shape) -> tuple[Tensor, Tensor | None, Te
     """Return token ids, mask, and places that are scored."""
     packs = shape.packs
     width = shape.width
+    ids = torch.empty(packs, width, **LONG)
+    scored = torch.empty(shape.scored, **LONG)
     mask = None
     if shape.masked or skeleton.masks in ("all pairs", "padding"):
         mask = _mask(skeleton, packs, width, width)
+        # On the mask, because nothing else of ours comes through transformers' layers to [`attend`].
         setattr(mask, APART, shape.apart)
-    return torch.empty(packs, width, **LONG), mask, torch.empty(shape.scored, **LONG)
+    return ids, mask, scored
 
 
 def _mask(skeleton: Skeleton, rows: int, queries: int, width: int) -> Tensor | None:
@@ -124,12 +129,15 @@ def _input_bytes(config: "PreTrainedConfig", shape: Shape) -> int:
     """
     mask_bytes = shape.tokens * shape.width if shape.masked else 0
     if shape.apart is not None:
-        mask_bytes += shape.apart[1]
+        _, score_entries = shape.apart
+        mask_bytes += score_entries
     form = mask_form(config)
     if not isinstance(form, str):  # else the fast path makes none
-        mask_bytes *= max(1, len(form.kinds))  # a model with windowed and other layers gets a mask for each
+        # A model with windowed and other layers gets a mask for each.
+        mask_bytes *= max(1, len(form.kinds))
         if form.additive:
             mask_bytes *= 4  # float32 in the place of booleans
+    # In int64: ids and positions of the packs, places that are scored, and TRL's ids and masks three times over.
     return mask_bytes + 8 * (2 * shape.tokens + shape.scored + 6 * shape.padded)
 
 
@@ -141,7 +149,8 @@ def _log_probs(skeleton: Skeleton, setup: Setup, ids: Tensor, mask: Tensor | Non
     if not setup.exact:
         hidden = hidden[:, :-1]
     hidden = hidden.reshape(-1, hidden.size(-1))
-    if setup.exact or setup.device == "cuda":  # stock TRL scores prompts, too, where its kernel does not run
+    # Stock TRL scores prompts, too, where its kernel does not run.
+    if setup.exact or setup.device == "cuda":
         hidden = hidden[scored]
     head = skeleton.head
     compute = skeleton.precision.dtype or hidden.dtype
@@ -155,9 +164,9 @@ def _loss(log_probs: Tensor, setup: Setup) -> Tensor:
     ratio = torch.exp(log_probs - old)
     clipped = torch.clamp(ratio, 0.8, 1.2)
     losses = -torch.min(ratio * advantages, clipped * advantages)
-    if setup.reference:
+    if setup.reference:  # KL; the old values stand for those of the reference
         losses = losses + torch.exp(old - log_probs) - (old - log_probs) - 1
-    return (losses * advantages).sum() / setup.completion
+    return (losses * advantages).sum() / setup.completion  # the advantages stand for the mask
 
 
 def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> None:
@@ -182,7 +191,8 @@ def _checkpoint(skeleton: Skeleton, every: int = 0, offload: bool = False) -> No
         with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.shape, saved.dtype), from_host):
             return run_again(*args)
 
-    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away.
+    # What `activation_checkpointing_enable` sets; called by neither of its names, since one of them goes away. As
+    # there, `number % every` counts from the first layer.
     layers = [module for module in skeleton.model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = every > 0 and number % every == 0
@@ -201,9 +211,13 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandl
         if hidden.requires_grad:
             hidden.register_hook(lambda grad: ledger.mark(name))
 
-    names = ["first layer", *["layers between"] * (len(layers) - 2), "last layer"]
     hooks = []
-    for layer, name in zip(layers, names, strict=False):
+    for number, layer in enumerate(layers):
+        name = "layers between"
+        if number == 0:
+            name = "first layer"
+        elif number == len(layers) - 1:
+            name = "last layer"
         hooks.append(layer.register_forward_hook(partial(mark_on_arrival, name)))
     return hooks
 
@@ -211,8 +225,9 @@ def _mark_backward(layers: nn.ModuleList, ledger: Ledger) -> list[RemovableHandl
 def _taken(model: nn.Module, **inputs: Any) -> dict[str, Any]:
     """Return the inputs that a model's forward takes; models of running states take no positions."""
     parameters = inspect.signature(model.forward).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return inputs
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return inputs
     return {name: value for name, value in inputs.items() if name in parameters}
 
 
@@ -223,12 +238,13 @@ def generate(skeleton: Skeleton, setup: Setup) -> Peaks:
     """
     config = skeleton.config
     runs_once = not (why_no_cache(skeleton.model) or why_no_dynamic_cache(config))
-    is_fast = setup.exact and setup.fast_generation and runs_once
-    is_chunked = bool(getattr(config, "attention_chunk_size", None))
-    has_groups = runs_once and not is_chunked and why_no_groups(DynamicCache(config=config)) is None
     # As the fast path: prompts held once; else prompts run once, then copied; else every row by itself.
-    for groups in (True, False):
-        if is_fast and (has_groups or not groups):
+    if runs_once and setup.exact and setup.fast_generation:
+        is_chunked = bool(getattr(config, "attention_chunk_size", None))
+        ways = [False]
+        if not is_chunked and why_no_groups(DynamicCache(config=config)) is None:
+            ways = [True, False]
+        for groups in ways:
             with suppress(*NOT_SERVED):  # a cache that cannot be shared, or whose rows cannot be selected
                 return _generate(skeleton, setup, once=True, groups=groups)
     return _generate(skeleton, setup, once=False, groups=False)
@@ -240,7 +256,8 @@ _CACHES = (CACHE, *OTHER_CACHE_NAMES)
 
 def _cache_in(output: "ModelOutput") -> Cache:
     """Return the cache in a model's output."""
-    for name in _CACHES:  # the first: transformers 5.24 also gives its cache under older names
+    # The first: transformers 5.24 also gives its cache under older names.
+    for name in _CACHES:
         cache = getattr(output, name, None)
         if cache is not None:
             return {name: cache}
@@ -253,18 +270,49 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
     rows = setup.rows_at_once
     prompts = max(1, rows // setup.group) if once else rows
     _checkpoint(skeleton)
+    cache, peaks = _run_prompts(skeleton, setup, prompts, groups)
+    # The cache before the last step. It is made outside of a ledger, and counted when it is entered below: the steps
+    # between, one token each, would take too long.
+    group_cache = None
+    if groups:
+        mask = None
+        prefilled = next(iter(cache.values()))
+        group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        cache = dict.fromkeys(cache, group_cache)
+    else:
+        written = setup.width - 1
+        ids = torch.empty(rows, written, **LONG)
+        with skeleton.precision:
+            cache = _cache_in(_step(model, ids, _mask(skeleton, rows, written, written), {}))
+        mask = _mask(skeleton, rows, 1, setup.width)
+    with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
+        ledger.mark("tokens")
+        for tensor in _held(cache):
+            ledger.enter(tensor)
+        if group_cache is not None:
+            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
+        logits = _step(model, torch.empty(rows, 1, **LONG), mask, cache).logits[:, -1]
+        peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
+        skeleton.precision.forget()
+        ledger.mark("sampling")
+        _draw(logits)
+    # Ids, mask and positions of every row so far, the old and the new while one token is added.
+    bookkeeping = 6 * rows * setup.width * 8
+    for name in ("tokens", "sampling"):
+        peaks[name] = ledger.peaks[name] + bookkeeping
+    return peaks
 
-    def step(ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
-        return model(**_taken(model, **inputs, use_cache=True))
 
+def _run_prompts(skeleton: Skeleton, setup: Setup, prompts: int, groups: bool) -> tuple[Cache, Peaks]:
+    """Run the first step, and bring its cache into the form in which all rows go on."""
+    rows = setup.rows_at_once
     ids = torch.empty(prompts, setup.prompt, **LONG)
     mask = _mask(skeleton, prompts, setup.prompt, setup.prompt)
     with _run(skeleton, ids) as ledger:
         ledger.mark("prompts")
         if mask is not None:
             ledger.enter(mask)
-        cache = _cache_in(step(ids, mask, {}))
+        cache = _cache_in(_step(skeleton.model, ids, mask, {}))
         skeleton.precision.forget()
         ledger.mark("copies")
         prefilled = next(iter(cache.values()), None)
@@ -274,40 +322,22 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
             del tested, copied
         elif prompts < rows:
             select_rows(prefilled, torch.empty(rows, **LONG))
-    peaks = dict(ledger.peaks)
-    group_cache = None
-    if groups:
-        mask = None
-        group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
-        cache = dict.fromkeys(cache, group_cache)
-    else:
-        mask = _mask(skeleton, rows, 1, setup.width)
-        ids = torch.empty(rows, setup.width - 1, **LONG)
-        with skeleton.precision:
-            cache = _cache_in(step(ids, _mask(skeleton, rows, setup.width - 1, setup.width - 1), {}))
-    del prefilled
-    with _run(skeleton, keeps_casts=not groups) as ledger, group_attention_in(model) if groups else nullcontext():
-        ledger.mark("tokens")
-        for tensor in _held(cache):
-            ledger.enter(tensor)
-        if group_cache is not None:
-            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
-        ids = torch.empty(rows, 1, **LONG)
-        logits = step(ids, mask, cache).logits[:, -1]
-        peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
-        skeleton.precision.forget()
-        ledger.mark("sampling")
-        scores = logits.to(copy=True, dtype=torch.float32)
-        probabilities = functional.softmax(scores, dim=-1)
-        drawn = torch.empty_like(probabilities)
-        live = drawn[torch.empty(rows, **LONG)]
-        chosen = probabilities / live
-        del logits, scores, probabilities, drawn, live, chosen, cache, group_cache
-    # Ids, mask and positions of every row so far, the old and the new while one token is added.
-    bookkeeping = 6 * rows * setup.width * 8
-    for name in ("tokens", "sampling"):
-        peaks[name] = ledger.peaks[name] + bookkeeping
-    return peaks
+    return cache, dict(ledger.peaks)
+
+
+def _step(model: nn.Module, ids: Tensor, mask: Tensor | None, cache: Cache) -> Any:
+    """Return the model's output for the next tokens of every row, over what the cache holds."""
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": ids, "logits_to_keep": 1, **cache}
+    return model(**_taken(model, **inputs, use_cache=True))
+
+
+def _draw(logits: Tensor) -> None:
+    """Make the tensors that drawing a token makes of `(rows, vocabulary)` logits: six at once with float32 ones."""
+    scores = logits.to(copy=True, dtype=torch.float32)
+    probabilities = functional.softmax(scores, dim=-1)
+    drawn = torch.empty_like(probabilities)
+    live = drawn[torch.empty(len(logits), **LONG)]
+    torch.div(probabilities, live)
 
 
 def _group_cache(
@@ -318,13 +348,14 @@ def _group_cache(
     `lowered`: dtype of autocast, which the first step after the prompts casts keys and values to.
     """
     prompts = _held(prefilled)[0].size(0)
-    prompt_of_row = [row * prompts // rows for row in range(rows)]
+    prompt_of_row = [row * prompts // rows for row in range(rows)]  # 0, 0, 0, 1, 1, 1 for 2 prompts of 3 rows
     cache = GroupCache(prefilled, prompt_of_row, None, most=most)
     if not written:
         return cache
     for layer in cache.groups:
         positions = written + 1  # with room for the next one
-        if layer.window is not None:  # tokens behind it are dropped by the block
+        if layer.window is not None:
+            # Tokens behind it are dropped by the block, see `group_cache.py`.
             positions = min(positions, layer.window + max(BLOCK, layer.window // 2))
         groups, rows_in_group = layer.grid.shape
         shape = (groups, layer.heads, rows_in_group, positions, layer.prompt_values.size(2))
@@ -342,6 +373,7 @@ def _held(cache: object) -> list[Tensor]:
     """Return the tensors of a cache: keys and values, states of convolutions and recurrences, keys of an indexer."""
     if isinstance(cache, Tensor):
         return [cache]
+    # A cache has layers, and their attributes are tensors, or dicts and lists of tensors.
     members: Iterable[object]
     if isinstance(cache, dict):
         members = cache.values()

@@ -18,7 +18,7 @@ from trl_drgrpo.single_gpu.memory.estimate import Estimate, Planner
 from trl_drgrpo.single_gpu.memory.memory_settings import FIELD_KEYS, Setup
 from trl_drgrpo.single_gpu.vocabulary import context_length
 
-ROWS_PER_STEP = 64
+ROWS_PER_STEP = 64  # 8 prompts at the usual 8 completions
 LARGEST_BATCH = 64
 LENGTHS = (1024, 768, 512, 384, 256, 128, 64)
 PROPOSED = ("batch", "accumulation", "steps_per_generation", "group", "completion", "checkpointing")
@@ -80,6 +80,7 @@ def propose(
     for in_rounds, way in _ways(setup, given):
         for completion in lengths:
             batches = _batches(replace(way, completion=completion), rows, given)
+            # Where the smallest micro-batch does not train, no larger one does.
             least = min(_generations(batches[-1], given), key=lambda candidate: candidate.generated_rows)
             if in_rounds:
                 least = _rounds(least)[-1]
@@ -97,13 +98,14 @@ def propose(
 
 def _ways(setup: Setup, given: Collection[str]) -> list[tuple[bool, Setup]]:
     """Return the ways to run, the fastest first: whether in rounds, and with checkpoints on the device or the host."""
+    # Rounds cost less time than checkpoints on the host, so they come first, and then both.
     generates = not (setup.vllm or setup.generates_elsewhere)
     may_take_rounds = generates and FIELD_KEYS["generation_rows"] not in given
-    may_offload = setup.device == "cuda" and setup.checkpointing and not set(CHECKPOINT_OPTIONS) & set(given)
     ways = [(False, setup)]
     if may_take_rounds:
         ways.append((True, setup))
-    if may_offload and not setup.offload:
+    is_checkpointed = setup.device == "cuda" and setup.checkpointing
+    if is_checkpointed and not setup.offload and not set(CHECKPOINT_OPTIONS) & set(given):
         ways.append((may_take_rounds, replace(setup, offload=True)))
     return ways
 
@@ -120,7 +122,7 @@ def _candidates(batches: list[Setup], given: Collection[str], in_rounds: bool) -
 
 def _rounds(setup: Setup) -> list[Setup]:
     """Return the setup with rounds of equal size, the fewest rounds first."""
-    sizes = _divisors(setup.generated_rows)[1:]  # the first one is a single round
+    _single_round, *sizes = _divisors(setup.generated_rows)
     return [replace(setup, generation_rows=size) for size in sizes] or [setup]
 
 
@@ -133,6 +135,7 @@ def _batches(setup: Setup, rows: int, given: Collection[str]) -> list[Setup]:
         sizes = [max(1, rows // setup.accumulation)]
     else:
         sizes = [size for size in _divisors(rows) if size <= LARGEST_BATCH]
+    # A micro-batch that does not divide the rows leaves some out: sizes that the user gave may.
     batches = []
     for size in sizes:
         accumulation = setup.accumulation if is_fixed else max(1, rows // size)
@@ -144,9 +147,11 @@ def _generations(setup: Setup, given: Collection[str]) -> list[Setup]:
     """Return setups by micro-batches per generation, the most first: whole groups, and a divisor of the step."""
     if {"steps_per_generation", "generation_batch_size"} & set(given):
         return [setup]
-    divisors = _divisors(setup.accumulation)
-    complete_groups = [steps for steps in divisors if setup.batch * steps % setup.group == 0]
-    return [replace(setup, steps_per_generation=steps) for steps in complete_groups or [setup.accumulation]]
+    setups = []
+    for steps in _divisors(setup.accumulation):
+        if setup.batch * steps % setup.group == 0:
+            setups.append(replace(setup, steps_per_generation=steps))
+    return setups or [replace(setup, steps_per_generation=setup.accumulation)]
 
 
 def _divisors(number: int) -> list[int]:

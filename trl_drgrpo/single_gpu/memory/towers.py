@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from trl_drgrpo.single_gpu.memory.memory_settings import Setup
 from trl_drgrpo.single_gpu.memory.meta_layers import QuantizedLinear
@@ -37,22 +37,22 @@ def towers_of(config: "PreTrainedConfig", setup: Setup) -> Towers:
     model_class = getattr(transformers, name, None)
     if model_class is None or getattr(model_class, "config_class", None) is not type(config):
         return Towers()
+    # The class may load less than the checkpoint holds, so it is asked, and not the list of files.
     with torch.device("meta"):
         model: Any = model_class(copy.deepcopy(config)).to(getattr(torch, setup.dtype))
-    language_model = [model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()]
-    # Tied weights are in two of them.
-    planned = {id(tensor) for part in language_model for tensor in (*part.parameters(), *part.buffers())}
+    planned: set[Tensor] = set()  # tied weights are in two of these parts
+    for part in (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()):
+        planned.update(part.parameters(), part.buffers())
     parameters = 0
     nbytes = 0
+    # The layer's own tensors: those of the layers inside it come in their turn.
     for layer in model.modules():
-        weights = [weight for weight in layer.parameters(recurse=False) if id(weight) not in planned]
-        tensors = [*weights, *(buffer for buffer in layer.buffers(recurse=False) if id(buffer) not in planned)]
+        weights = set(layer.parameters(recurse=False)) - planned
+        tensors = weights.union(layer.buffers(recurse=False)) - planned
         parameters += sum(weight.numel() for weight in weights)
         if setup.bits and weights and type(layer) is nn.Linear:
             rows, columns = layer.weight.shape
-            is_packed = setup.device == "cpu"
-            dtype = layer.weight.dtype
-            quantized = QuantizedLinear(rows, columns, layer.bias, dtype, setup.bits, setup.nested, is_packed)
-            tensors = [*quantized.parameters(), *quantized.buffers()]
+            quantized = QuantizedLinear(rows, columns, layer.bias, layer.weight.dtype, setup)
+            tensors = {*quantized.parameters(), *quantized.buffers()}
         nbytes += sum(tensor.nbytes for tensor in tensors)
     return Towers(parameters, nbytes)

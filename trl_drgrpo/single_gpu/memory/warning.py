@@ -55,6 +55,7 @@ def what_does_not_fit(args: TrainingArguments, model: PreTrainedModel, memory: i
     estimate = planner.estimate(setup)
     if estimate.total <= memory:
         return None
+    # As many rows per optimizer step as now: the proposal changes memory and time, not what is learned.
     rows = setup.batch * setup.accumulation
     room = memory - default_margin(memory)
     # Shorter completions change what is learned: they are proposed only where no smaller micro-batch fits.
@@ -90,7 +91,8 @@ def setup_of(args: TrainingArguments, model: PreTrainedModel) -> Setup:
         values["lora_dropout"] = lora.lora_dropout
         targets = lora.target_modules
         values["lora_target_modules"] = targets if isinstance(targets, str) else sorted(targets)
-    values["generation_batch_size"] = None  # per process it is what steps_per_generation says
+    # TRL has filled it in for all processes; `steps_per_generation` says the same for one.
+    values["generation_batch_size"] = None
     return replace(from_keys(values, ASSUMED_PROMPT, device), goes_on=REFERENCE in adapters)
 
 

@@ -166,7 +166,7 @@ def test_a_call_that_cannot_be_cut_by_rows_is_one_round(model, caplog):
         ({"prefill_chunk_size": 2}, "prefill_chunk_size is 2"),
         ("an option of the model", "use_cache is False"),  # where the call is silent
         ("Rwkv", "its forward takes a cache as state"),
-        ("a moved name", "transformers has changed: GenerationMixin.generate no longer takes custom_generate"),
+        ("a moved name", "transformers has changed: GenerationMixin.generate no longer takes a_new_name"),
     ],
     ids=str,
 )
@@ -177,8 +177,7 @@ def test_settings_beyond_our_decoder_are_left_to_transformers_with_a_reason(
     if isinstance(settings, str) and settings in STATES:
         model, settings = with_states(settings, tokenizer), {"max_new_tokens": 5}
     elif settings == "a moved name":
-        moved = {"GenerationMixin.generate": (Moved, ("custom_generate",))}
-        monkeypatch.setattr(kv_cache, "DECODING_SEAMS", moved)
+        monkeypatch.setattr(kv_cache, "DECODING_SEAMS", {"GenerationMixin.generate": ("a_new_name",)})
         settings = {}
     elif isinstance(settings, str):
         model.generation_config.use_cache, settings = False, {}
@@ -188,11 +187,6 @@ def test_settings_beyond_our_decoder_are_left_to_transformers_with_a_reason(
     said = [message for message in caplog.messages if message.startswith("Fast path without")]
     assert said == [f"Fast path without prompts run once, group cache, recorded steps, dropped rows: {reason}."]
     assert set(speed.facts().values()) == {reason}
-
-
-class Moved:
-    def generate(self, generation_config):
-        """As a later transformers might call it."""
 
 
 def test_an_error_leaves_the_model_as_it_was(model):
