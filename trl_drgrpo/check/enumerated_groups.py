@@ -66,18 +66,22 @@ class Tree:
 def behind_the_first_step(row: Trajectory, after: int) -> int | None:
     """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
     places = _places(row)
-    return first_above(places, places, 0.0, after)  # every place is above 0: the first one behind `after`
+    # Places stand in for doubts, since each is above 0: the first one behind `after` is taken.
+    return first_above(places, places, 0.0, after)
 
 
 def behind_a_bad_step(row: Trajectory, after: int) -> int | None:
     """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
-    doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
+    lines = str(row.text).splitlines()
+    doubts = [float(line.startswith(BAD)) for line in lines]
     return first_above(_places(row), doubts, 0.5, after)
 
 
 def only_failures(row: Trajectory, after: int) -> int | None:
     """Cut behind the first step of rows that fail in the end: the choice depends on tokens behind the cut."""
-    return None if row.outcome else behind_the_first_step(row, after)
+    if row.outcome:
+        return None
+    return behind_the_first_step(row, after)
 
 
 def compare_forked(
@@ -104,13 +108,19 @@ def compare_forked(
         Iterator over pairs: the expected gradient, and the exact one.
     """
     group_size = PARENTS * branches**depth
-    groups = [_joined(trees) for trees in product(_trees(policy, rule, branches, depth), repeat=PARENTS)]
-    leaves = [group.leaves for group in groups]
-    cuts = list(chain.from_iterable(group.cuts for group in groups))
-    # One call for all groups: credit of a group does not depend on the others.
-    advantages = credit([policy.rows[leaf] for leaf in chain(*leaves)], group_size, Forks(branches, cuts))
-    advantages = advantages.view(len(groups), group_size, -1)
-    probabilities = torch.tensor([group.probability for group in groups], dtype=torch.float64)
+    leaves = []
+    cuts: list[tuple[int, ...]] = []
+    chances = []
+    for trees in product(_trees(policy, rule, branches, depth), repeat=PARENTS):
+        group = _joined(trees)
+        leaves.append(group.leaves)
+        cuts += group.cuts
+        chances.append(group.probability)
+    # One call for all groups: the credit of a group does not depend on the others.
+    rows = [policy.rows[leaf] for leaf in chain(*leaves)]
+    advantages = credit(rows, group_size, Forks(branches, cuts))
+    advantages = advantages.view(len(leaves), group_size, -1)
+    probabilities = torch.tensor(chances, dtype=torch.float64)
     gradient = policy.expected_gradient(leaves, advantages, probabilities)
     yield gradient / share(group_size), policy.gradient(objective)
 
@@ -148,18 +158,23 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
         row = policy.rows[leaf]
         text = str(row.text)
         cut = rule(row, max(cuts, default=0))
-        if cut is None:
+        # Rows that a branch may become, with their chances.
+        siblings = {}
+        for i, candidate in enumerate(policy.rows):
             # Nowhere to cut: branches are the same text, though perhaps not all of them scorable.
-            cuts = (*cuts, len(row.log_probs))
-            siblings = [i for i, candidate in enumerate(policy.rows) if candidate.text == row.text]
-        else:
-            cuts = (*cuts, cut)
-            siblings = [i for i, candidate in enumerate(policy.rows) if str(candidate.text).startswith(text[:cut])]
-        chance_of_beginning = sum(chances[i] for i in siblings)
+            is_sibling = candidate.text == text
+            if cut is not None:
+                is_sibling = str(candidate.text).startswith(text[:cut])
+            if is_sibling:
+                siblings[i] = chances[i]
+        if cut is None:
+            cut = len(row.log_probs)
+        cuts = (*cuts, cut)
+        chance_of_beginning = sum(siblings.values())
         # The parent goes on as it was sampled; the other branches are sampled given what they begin with.
         for sampled in product(siblings, repeat=branches - 1):
-            chance = prod(chances[i] / chance_of_beginning for i in sampled)
-            subtrees = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *sampled)]
+            chance = prod(siblings[i] / chance_of_beginning for i in sampled)
+            subtrees = [forked(branch, cuts, 1.0) for branch in (leaf, *sampled)]
             for trees in product(*subtrees):
                 yield _joined(trees, probability * chance)
 
@@ -169,12 +184,14 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
 
 def _joined(trees: Sequence[Tree], probability: float = 1.0) -> Tree:
     """Return independent trees beside each other as one."""
-    leaves: list[int] = []
-    cuts: list[tuple[int, ...]] = []
+    leaves: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, ...], ...] = ()
+    chance = 1.0
     for tree in trees:
         leaves += tree.leaves
         cuts += tree.cuts
-    return Tree(tuple(leaves), tuple(cuts), probability * prod(tree.probability for tree in trees))
+        chance *= tree.probability
+    return Tree(leaves, cuts, probability * chance)
 
 
 def _places(row: Trajectory) -> list[int]:
@@ -218,29 +235,40 @@ def chosen_prompts(
             if keep_chance != 1:  # the curriculum skips the prompt: no group, no gradient
                 draws.append(Draw(1 - keep_chance, False, 0.0))
             for group in _groups(rate, group_size):
+                chance = keep_chance * group.probability
                 is_candidate = group.is_candidate or not dynamic
-                draws.append(Draw(keep_chance * group.probability, is_candidate, group.gradient))
+                draws.append(Draw(chance, is_candidate, group.gradient))
             draws_of_prompts.append(draws)
         gradients = torch.zeros(len(rates), dtype=torch.float64)
         for order in orders:
+            # Weights are the inverse of these chances; without them all groups weigh the same.
             weights = None
             if weighted:
                 weights = [keep_chances[prompt] for prompt in order]
-            for draws in product(*(draws_of_prompts[prompt] for prompt in order)):
+            ordered_draws = [draws_of_prompts[prompt] for prompt in order]
+            for draws in product(*ordered_draws):
                 candidates = [draw.is_candidate for draw in draws]
                 selection = select_groups(candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
                 probability = prod(draw.probability for draw in draws) / len(orders)
+                # The i-th draw is of the i-th prompt in this order.
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
-                    gradients[order[i]] += probability * weight * draws[i].gradient / GROUPS
+                    prompt = order[i]
+                    gradients[prompt] += probability * weight * draws[i].gradient / GROUPS
         return gradients
 
     for group_size in GROUP_SIZES:
-        yield torch.cat([expected(NOW, group_size), expected(LATER, group_size)]), _exact_now_and_later()
+        gradients = [expected(NOW, group_size), expected(LATER, group_size)]
+        yield torch.cat(gradients), _exact_now_and_later()
 
 
 class Draw(NamedTuple):
-    """One result of drawing a prompt: its probability, whether the group may enter the batch, and the gradient of the
-    prompt's logit, 0 where the group was not generated or has equal rewards."""
+    """One result of drawing a prompt.
+
+    Args:
+        probability (`float`): Of this result.
+        is_candidate (`bool`): Whether the group may enter the batch.
+        gradient (`float`): Of the prompt's logit; 0 where the group was not generated or has equal rewards.
+    """
 
     probability: float
     is_candidate: bool
@@ -258,6 +286,7 @@ def retried_until_mixed() -> Iterator[Gradients]:
                 if group.is_candidate:
                     gradient += group.probability * group.gradient
                     probability += group.probability
+            # The sums run over live groups alone, so their probability is made up for.
             gradients.append(gradient / probability / len(NOW))
         yield torch.tensor(gradients, dtype=torch.float64), _exact_now_and_later()
 
@@ -268,16 +297,23 @@ def _groups(rate: float, group_size: int) -> list[Draw]:
     for correct in range(group_size + 1):
         rewards = (torch.arange(group_size) < correct).double()
         advantages = group_advantages(rewards, group_size, "leave_one_out")
+        # Binomial, with the probability that exactly so many of G completions are correct.
         probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
-        gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate
-        groups.append(Draw(probability, bool((advantages != 0).any()), gradient))
+        # A prompt's completion is one decision with logit z: d log p / dz is 1 - rate if correct, else -rate.
+        scores = rewards - rate
+        gradient = (advantages * scores).mean().item()
+        is_live = bool((advantages != 0).any())
+        groups.append(Draw(probability, is_live, gradient))
     return groups
 
 
 def _exact_now_and_later() -> torch.Tensor:
     """Gradient of the mean pass rate over the prompts, once for each model."""
-    logits = torch.logit(torch.tensor([NOW, LATER], dtype=torch.float64)).requires_grad_()
-    return torch.autograd.grad(logits.sigmoid().mean(dim=1).sum(), logits)[0].flatten()
+    rates = torch.tensor([NOW, LATER], dtype=torch.float64)
+    logits = torch.logit(rates).requires_grad_()
+    # Each model's mean has a gradient in its own logits alone, so one sum gives both.
+    means = logits.sigmoid().mean(dim=1)
+    return torch.autograd.grad(means.sum(), logits)[0].flatten()
 
 
 # Credit --------------------------------------------------------------------------------------------------------------
@@ -293,7 +329,8 @@ def good_steps(steps: Sequence[str]) -> list[float]:
 
 def seen_steps(steps: Sequence[str]) -> list[float | None]:
     """Score the same, but leave out a step that holds no mark: an EOS alone, as process reward models have it."""
-    return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
+    scores = {GOOD: 1.0, BAD: 0.0}
+    return [scores.get(step[0]) for step in steps]
 
 
 class TrainerCredit:
@@ -324,16 +361,31 @@ class TrainerCredit:
         lengths = torch.tensor([len(row.log_probs) for row in rows])
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
         if self.settings.get("mask_truncated_completions"):
-            mask = mask * torch.tensor([[row.closing] for row in rows])  # as TRL does
+            # As TRL does: a row that was cut off keeps its reward and loses its tokens.
+            mask = mask * torch.tensor([[row.closing] for row in rows])
         rewards = torch.tensor([row.outcome for row in rows], dtype=torch.float64)
+        scored = ScoredBatch(
+            rewards_per_func=rewards.unsqueeze(1),
+            inputs=[{"prompt": ""}] * len(rows),
+            prompts=[""] * len(rows),
+            completions=[row.text or "" for row in rows],
+            completion_ids=ids,
+        )
+        step_fields: dict[str, Any] = {}
+        if self.judge is not None:
+            step_fields["step_rewards"] = []
+            step_fields["step_ends"] = []
+            for row in rows:
+                # A closing step, an EOS alone, has an end but no reward of its own.
+                scores = list(row.step_rewards)
+                if row.closing:
+                    scores.pop()
+                step_fields["step_rewards"].append(scores)
+                step_fields["step_ends"].append(list(row.step_ends))
+        if rows[0].state_keys:
+            step_fields["state_keys"] = [list(row.state_keys) for row in rows]
         batch = RolloutBatch(
-            scored=ScoredBatch(
-                rewards_per_func=rewards.unsqueeze(1),
-                inputs=[{"prompt": ""}] * len(rows),
-                prompts=[""] * len(rows),
-                completions=[row.text or "" for row in rows],
-                completion_ids=ids,
-            ),
+            scored=scored,
             rewards=rewards,
             completion_mask=mask,
             trained_mask=mask,
@@ -341,13 +393,8 @@ class TrainerCredit:
             own_rows=slice(0, len(rows)),
             training=False,  # nothing is remembered: in an enumeration the batch before is not an independent one
             forks=forks,
+            **step_fields,
         )
-        if self.judge is not None:
-            # A closing step, an EOS alone, has an end but no reward of its own.
-            step_rewards = [list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows]
-            batch = replace(batch, step_rewards=step_rewards, step_ends=[list(row.step_ends) for row in rows])
-        if rows[0].state_keys:
-            batch = replace(batch, state_keys=[list(row.state_keys) for row in rows])
         trainer = self.trainer  # built outside of the block: its model and tables are float32
         # Advantages of tokens have the default dtype. float32, which TRL's loss takes, would blur a fitted c.
         default = torch.get_default_dtype()
@@ -365,8 +412,8 @@ class TrainerCredit:
         """A trainer of the tiny model; it never trains."""
         judge = self.judge or good_steps
 
-        def judge_all(steps: Sequence[Sequence[str]], **kwargs: object) -> list[list[float | None]]:
-            return [list(judge(texts)) for texts in steps]
+        def judge_all(steps: Sequence[Sequence[str]], **kwargs: object) -> list[Sequence[float | None]]:
+            return list(map(judge, steps))
 
         with tempfile.TemporaryDirectory() as output_dir:
             trainer = DrGRPOTrainer(
@@ -379,7 +426,8 @@ class TrainerCredit:
             )
         if self.fitted is not None:
             # c is products / squares, over so many squares that the batch at hand hardly moves it.
-            trainer.earlier.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
+            sums = {"squares": 1024.0, "products": 1024.0 * self.fitted}
+            trainer.earlier.value_baseline.load_state_dict(sums)
         return trainer
 
     def _read(self, rows: Sequence[Trajectory]) -> None:
@@ -400,4 +448,9 @@ class TrainerCredit:
             closing = steps.closing is not None
             if closing:
                 rewards = [*rewards, 0.0]  # a step of an EOS alone is paid 0
-            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=tuple(rewards), closing=closing)
+            self._scored[row] = replace(
+                row,
+                step_ends=tuple(ends),
+                step_rewards=tuple(rewards),
+                closing=closing,
+            )
