@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 
 from trl_drgrpo.check.tabular_policies import (
     BAD,
     GOOD,
     GROUP_SIZES,
     SEPARATOR,
+    Credit,
     Gradients,
     Objective,
     SmallPolicy,
@@ -40,11 +42,14 @@ from trl_drgrpo.host_proof.recording import DEFAULTS
 from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.objective.advantages import group_advantages, keep_probability, select_groups
 from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.process_rewards.step_scorer import log_nothing
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
-Rule = Callable[[Trajectory, int], int | None]  # row, tokens before its last cut -> tokens before the next
-ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]  # rows, G, cuts -> advantages (B, T)
+# Row, tokens before its last cut -> tokens before the next one; `None`: it has no further cut.
+Rule = Callable[[Trajectory, int], int | None]
+# Rows, G, cuts -> advantages (B, T).
+ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]
 PARENTS = 2
 
 
@@ -111,7 +116,8 @@ def compare_forked(
     leaves = []
     cuts: list[tuple[int, ...]] = []
     chances = []
-    for trees in product(_trees(policy, rule, branches, depth), repeat=PARENTS):
+    trees_of_a_parent = _trees(policy, rule, branches, depth)
+    for trees in product(trees_of_a_parent, repeat=PARENTS):
         group = _joined(trees)
         leaves.append(group.leaves)
         cuts += group.cuts
@@ -141,7 +147,7 @@ def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
     return once
 
 
-def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor]) -> ForkedCredit:
+def over_all_leaves(credit: Credit) -> ForkedCredit:
     """Return credit that takes leaves for independent rows."""
     return lambda rows, num_generations, forks: credit(rows, num_generations)
 
@@ -196,7 +202,10 @@ def _joined(trees: Sequence[Tree], probability: float = 1.0) -> Tree:
 
 def _places(row: Trajectory) -> list[int]:
     """Tokens before each place where a row can be cut: a character is a token."""
-    ends = [k for k, mark in enumerate(str(row.text)) if mark == SEPARATOR]
+    ends = []
+    for k, character in enumerate(str(row.text)):
+        if character == SEPARATOR:
+            ends.append(k)
     return boundaries(ends, len(row.log_probs))
 
 
@@ -248,7 +257,13 @@ def chosen_prompts(
             ordered_draws = [draws_of_prompts[prompt] for prompt in order]
             for draws in product(*ordered_draws):
                 candidates = [draw.is_candidate for draw in draws]
-                selection = select_groups(candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
+                selection = select_groups(
+                    candidates,
+                    GROUPS,
+                    len(draws),
+                    weights,
+                    mean_over_live=mean_over_live,
+                )
                 probability = prod(draw.probability for draw in draws) / len(orders)
                 # The i-th draw is of the i-th prompt in this order.
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
@@ -344,7 +359,13 @@ class TrainerCredit:
         settings: Fields of the configuration.
     """
 
-    def __init__(self, judge: Judge | None = good_steps, *, fitted: float | None = None, **settings: Any):
+    def __init__(
+        self,
+        judge: Judge | None = good_steps,
+        *,
+        fitted: float | None = None,
+        **settings: Any,
+    ):
         self.judge = judge
         self.fitted = fitted
         self.settings = {"step_separator": [SEPARATOR], **DEFAULTS, **settings}
@@ -352,14 +373,18 @@ class TrainerCredit:
         self._ids: dict[Trajectory, list[int]] = {}
         self._scored: dict[Trajectory, Trajectory] = {}
 
-    def __call__(self, rows: Sequence[Trajectory], num_generations: int, forks: Forks | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        rows: Sequence[Trajectory],
+        num_generations: int,
+        forks: Forks | None = None,
+    ) -> torch.Tensor:
         """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`, which may be forked."""
-        # An enumeration repeats its few rows in many groups, so each is read once.
-        self._read([row for row in dict.fromkeys(rows) if row not in self._scored])
+        self._read(rows)
         ids = [self._ids[row] for row in rows]
         rows = [self._scored[row] for row in rows]
-        lengths = torch.tensor([len(row.log_probs) for row in rows])
-        mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
+        tokens = [torch.ones_like(row.log_probs, dtype=torch.long) for row in rows]
+        mask = pad_sequence(tokens, batch_first=True)  # (B, T)
         if self.settings.get("mask_truncated_completions"):
             # As TRL does: a row that was cut off keeps its reward and loses its tokens.
             mask = mask * torch.tensor([[row.closing] for row in rows])
@@ -431,20 +456,28 @@ class TrainerCredit:
         return trainer
 
     def _read(self, rows: Sequence[Trajectory]) -> None:
-        """Tokenize rows, and let the trainer cut them into steps and score those."""
-        for row in rows:
-            ids = [0] * len(row.log_probs)
-            if row.text is not None:
-                ids = self.tokenizer.encode(row.text + str(self.tokenizer.eos_token) * row.closing)
-            self._ids[row] = ids
+        """Tokenize rows, and let the trainer cut them into steps and score those.
+
+        An enumeration repeats its few rows in many groups, so each is read once.
+        """
+        written = []
+        for row in dict.fromkeys(rows):
+            if row in self._scored:
+                continue
             self._scored[row] = row
-        rows = [row for row in rows if row.text is not None]
+            self._ids[row] = [0] * len(row.log_probs)
+            if row.text is not None:
+                text = row.text
+                if row.closing:
+                    text += str(self.tokenizer.eos_token)
+                self._ids[row] = self.tokenizer.encode(text)
+                written.append(row)
         scorer = self.trainer.step_scorer
-        if scorer is None or not rows:
+        if scorer is None or not written:
             return
-        ids = [self._ids[row] for row in rows]
-        scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
-        for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
+        ids = [self._ids[row] for row in written]
+        scores = scorer.score(ids, [None] * len(ids), self.tokenizer, log_nothing)
+        for row, steps, ends, rewards in zip(written, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
             if closing:
                 rewards = [*rewards, 0.0]  # a step of an EOS alone is paid 0

@@ -182,9 +182,16 @@ def _special() -> Iterator[Case]:
         beta: float = 0.0,
         **settings: Any,
     ) -> Case:
-        # Always 4 rows per forward, and 2 forwards per optimizer step.
-        pairs = tuple(settings.items())
-        return Case(name, 4, 2, steps_per_generation, num_iterations, beta, settings=pairs)
+
+        return Case(
+            name,
+            micro_batch=4,
+            accumulation=2,
+            steps_per_generation=steps_per_generation,
+            num_iterations=num_iterations,
+            beta=beta,
+            settings=tuple(settings.items()),
+        )
 
     yield case("L set on its own", 4, loss_normalizer=100)
     yield case("no length limit", 2, max_completion_length=None, loss_normalizer=64)

@@ -165,7 +165,11 @@ def _build(
     return model.train()
 
 
-def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _shrink(
+    config: PreTrainedConfig,
+    attempt: _Attempt,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
     """Return the fields of a smaller configuration of the same kind."""
     fields = config.to_dict()
     depth = _depth(config, fields)
@@ -199,11 +203,17 @@ def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTo
     return small | _vocabulary(fields, tokenizer)
 
 
-def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int, least: int) -> list[int]:
+def _choose_layers(
+    config: PreTrainedConfig,
+    fields: dict[str, Any],
+    depth: int,
+    least: int,
+) -> list[int]:
     """Return the numbers of the layers that stay, ascending: the first of each kind, and more up to `least`.
 
     A kind is everything that a configuration says of a layer by its number.
     """
+    # Lists with an entry for each layer, and groups of layers that are named by their numbers.
     lists = []
     for name in _KINDS:
         kinds = getattr(config, name, None)
@@ -214,7 +224,8 @@ def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int,
     groups.append(range(fields.get(_AT_THE_START) or 0))
     groups.append(range(depth - (fields.get(_AT_THE_END) or 0)))
     overrides = {}
-    for number, value in (fields.get(_BY_NUMBER) or {}).items():
+    by_number = fields.get(_BY_NUMBER) or {}
+    for number, value in by_number.items():
         overrides[int(number)] = repr(value)  # JSON's keys are texts
     firsts: dict[tuple[Any, ...], int] = {}
     for number in range(depth):
@@ -222,9 +233,11 @@ def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int,
         memberships = [number in group for group in groups]
         kind = (*entries, *memberships, overrides.get(number))
         firsts.setdefault(kind, number)
-    if lists and not any(isinstance(fields.get(name), list) and fields[name] for name in (*_KINDS, *_NUMBERS)):
+    stated = [fields.get(name) for name in (*_KINDS, *_NUMBERS)]
+    if lists and not any(value and isinstance(value, list) for value in stated):
         # Kinds follow from a layer's number (every eighth is attention): only the first layers keep theirs.
-        return list(range(depth))[: max(least, *firsts.values()) + 1]
+        last = max(least, *firsts.values())
+        return list(range(depth))[: last + 1]
     chosen = set(firsts.values())
     for number in range(depth):
         if len(chosen) < least:
@@ -317,7 +330,11 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt) -> dict[str, Any]:
+def _one_layer(
+    vision: dict[str, Any],
+    text: PreTrainedConfig,
+    attempt: _Attempt,
+) -> dict[str, Any]:
     """Return the fields of a vision tower of one layer, which gives vectors of the text model's width."""
     small = dict(vision)
     width = getattr(text, "hidden_size", None)

@@ -132,7 +132,10 @@ class SmallPolicy:
         return self._derivative(expectation)
 
     def expected_gradient(
-        self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
+        self,
+        batches: Sequence[tuple[int, ...]],
+        advantages: torch.Tensor,
+        probabilities: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the gradient that an estimator gives on average, in the logits.
 
@@ -148,10 +151,10 @@ class SmallPolicy:
         if probabilities is None:
             probabilities = self.probabilities()[drawn].prod(dim=1)  # (M,)
         log_probs = pad_sequence([row.log_probs for row in self.rows], batch_first=True)  # (N, T)
-        credited = (advantages.double() * log_probs[drawn]).sum(dim=(1, 2))  # (M,)
+        credited = advantages.double() * log_probs[drawn]  # (M, R, T)
         # Detached: the estimator differentiates its surrogate only, the batch is already drawn.
-        surrogate = (probabilities.detach() * credited).sum() / drawn.size(1)
-        return self._derivative(surrogate)
+        surrogates = probabilities.detach() * credited.sum(dim=(1, 2))  # (M,)
+        return self._derivative(surrogates.sum() / drawn.size(1))
 
     def _derivative(self, value: torch.Tensor) -> torch.Tensor:
         # The rows keep their graph, since one policy serves several estimators.
@@ -186,7 +189,9 @@ def compare(
         exact = policy.gradient(objective)
         for group_size in group_sizes:
             batch_size = group_size * (prompts or 1)
-            batches = list(product(range(len(policy.rows)), repeat=batch_size))
+            # Twice in the same order: by index, and as rows.
+            indices = range(len(policy.rows))
+            batches = list(product(indices, repeat=batch_size))
             batches_of_rows = product(policy.rows, repeat=batch_size)
             if prompts is None:
                 # One call for all groups: the credit of a group does not depend on the others.
@@ -248,8 +253,17 @@ def until_a_mistake() -> SmallPolicy:
     """
     logits = _logits(0.5, 0.75, 0.3)
     # By the steps so far, which are all good: a bad one ends the row.
-    good = {"": logits[1], GOOD: logits[2], GOOD + GOOD: None}
-    return _written(logits, good.__getitem__, 3, ends=lambda marks: marks.endswith(BAD))
+    good = {
+        "": logits[1],
+        GOOD: logits[2],
+        GOOD + GOOD: None,
+    }
+    return _written(
+        logits,
+        good.__getitem__,
+        max_steps=3,
+        ends=lambda marks: marks.endswith(BAD),
+    )
 
 
 def two_turns() -> SmallPolicy:
@@ -265,7 +279,8 @@ def two_turns() -> SmallPolicy:
         first = _choice(logits[0], action)
         first_reward = 0.5 * action
         end, *states = chances[action]
-        rows.append(Trajectory(first[None], (0,), (first_reward,), chance=end))
+        ended = Trajectory(first[None], (0,), (first_reward,), chance=end)
+        rows.append(ended)
         for state, chance in enumerate(states):
             # The environment's answer lowers the first reward too: what follows an action is part of its worth.
             lowered = first_reward - 0.25 * state
@@ -278,7 +293,8 @@ def two_turns() -> SmallPolicy:
                 # A part of the reward is luck, whatever the policy does.
                 for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
                     rewards = (lowered, luck + worth)
-                    rows.append(Trajectory(log_probs, (0, 1), rewards, chance=chance * odds))
+                    row = Trajectory(log_probs, (0, 1), rewards, chance=chance * odds)
+                    rows.append(row)
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -292,7 +308,8 @@ def shared_states() -> SmallPolicy:
     rewards = ((1.0, 0.0), (3.0, 0.25))  # of each room, for leaving and for staying
     rows = []
     # 1 is staying. A walk ends by leaving, or is cut after its third turn.
-    for actions in ((0,), (1, 0), (1, 1, 0), (1, 1, 1)):
+    walks = ((0,), (1, 0), (1, 1, 0), (1, 1, 1))
+    for actions in walks:
         # A stay leads to either room, by the toss of a coin. Every walk begins in the hall.
         for later_rooms in product((0, 1), repeat=len(actions) - 1):
             log_probs = []
@@ -302,14 +319,14 @@ def shared_states() -> SmallPolicy:
                 log_probs.append(_choice(logits[room], action))
                 step_rewards.append(rewards[room][action])
                 state_keys.append(rooms[room])
-            walk = Trajectory(
+            row = Trajectory(
                 torch.stack(log_probs),
                 tuple(range(len(actions))),
                 tuple(step_rewards),
                 chance=0.5 ** len(later_rooms),
                 state_keys=tuple(state_keys),
             )
-            rows.append(walk)
+            rows.append(row)
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -359,8 +376,9 @@ def _written(
         # Unless a row may be EOS alone, the first step is no decision.
         goes_on = certain
         if at_once or marks:
-            end(marks, [*log_probs, _choice(logits[0], 0)], closing=True)
+            stops = _choice(logits[0], 0)
             goes_on = _choice(logits[0], 1)
+            end(marks, [*log_probs, stops], closing=True)
         good = good_after(marks)
         if good is None:
             write(marks + BAD, [*log_probs, goes_on, certain])
@@ -375,12 +393,14 @@ def _written(
 
 
 def _logits(*probabilities: float) -> torch.Tensor:
-    return torch.logit(torch.tensor(probabilities, dtype=torch.float64)).requires_grad_()
+    chances = torch.tensor(probabilities, dtype=torch.float64)
+    return torch.logit(chances).requires_grad_()
 
 
 def _choice(logit: torch.Tensor, action: int) -> torch.Tensor:
     """Return the log-probability of action 1, whose logit is given, or of action 0."""
-    return logsigmoid((2 * action - 1) * logit)
+    sign = 2 * action - 1  # 1 - sigmoid(z) = sigmoid(-z)
+    return logsigmoid(sign * logit)
 
 
 # Credit as published -------------------------------------------------------------------------------------------------
@@ -389,7 +409,9 @@ Group = Sequence[Trajectory]
 
 
 def published_credit(
-    of_group: Callable[[Group], list[list[float]]], rows: Sequence[Trajectory], num_generations: int
+    of_group: Callable[[Group], list[list[float]]],
+    rows: Sequence[Trajectory],
+    num_generations: int,
 ) -> torch.Tensor:
     """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
     token_advantages = []
@@ -415,7 +437,8 @@ def worst_to_go(group: Group) -> list[list[float]]:
 
 def same_turn_z_score(group: Group) -> list[list[float]]:
     """Return to go, minus its mean and divided by its std (n - 1) over the rows that reached the same turn."""
-    return _among_peers(group, [range(len(row.step_rewards)) for row in group], _standardized)
+    turns = [range(len(row.step_rewards)) for row in group]
+    return _among_peers(group, turns, _standardized)
 
 
 def state_mean(group: Group) -> list[list[float]]:
@@ -433,7 +456,9 @@ def state_z_score(group: Group) -> list[list[float]]:
 
 
 def _among_peers(
-    group: Group, keys: Sequence[Sequence[Hashable]], compared: Callable[[float, list[float]], float]
+    group: Group,
+    keys: Sequence[Sequence[Hashable]],
+    compared: Callable[[float, list[float]], float],
 ) -> list[list[float]]:
     """Compare each step's return to go with those of all steps that have the same key."""
     peers: dict[Hashable, list[float]] = defaultdict(list)
@@ -457,5 +482,6 @@ def _standardized(value: float, peers: list[float]) -> float:
     if min(peers) == max(peers):
         return 0.0
     mean = sum(peers) / len(peers)
-    variance = sum((peer - mean) ** 2 for peer in peers) / (len(peers) - 1)
+    squares = [(peer - mean) ** 2 for peer in peers]
+    variance = sum(squares) / (len(squares) - 1)
     return (value - mean) / math.sqrt(variance)
