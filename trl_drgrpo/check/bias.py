@@ -148,7 +148,6 @@ def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
 
 QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
 GAP = "length_gap"  # mean length of incorrect answers minus that of correct ones, from the two
-REPORTED = (*QUANTITIES, GAP)
 REFERENCE = "dr_grpo"  # the others are compared with it
 ScoreSums = Callable[[np.ndarray], np.ndarray]
 
@@ -283,7 +282,7 @@ def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     estimates = {}
     for o, objective in enumerate(OBJECTIVES):
         estimates[objective] = {}
-        for q, quantity in enumerate(REPORTED):
+        for q, quantity in enumerate((*QUANTITIES, GAP)):
             mean = means[o, q].item()
             error = errors[o, q].item()
             estimates[objective][quantity] = Estimate(mean, error)
@@ -454,7 +453,7 @@ def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, Tra
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
     """
-    credited: list[CreditedBatch] = []
+    credited = []
     while True:
         # A dataloader ends with its dataset, and the next one goes on with other prompts.
         for inputs in trainer.get_train_dataloader():

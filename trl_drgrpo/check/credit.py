@@ -240,8 +240,8 @@ def _value_baseline() -> Iterator[CreditCase]:
 
 def exact_value(policy: SmallPolicy) -> Judge:
     """Return a judge of the expected outcome after each step."""
-    worth: dict[str, float] = defaultdict(float)
-    mass: dict[str, float] = defaultdict(float)
+    worth = defaultdict(float)
+    mass = defaultdict(float)
     for row, probability in zip(policy.rows, policy.probabilities().tolist(), strict=True):
         # `accumulate` adds texts: of the steps "+\n" and "-\n" it makes the prefixes "+\n" and "+\n-\n".
         for text in accumulate(str(row.text).splitlines(keepends=True)):

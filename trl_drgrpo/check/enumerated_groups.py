@@ -114,7 +114,7 @@ def compare_forked(
     """
     group_size = PARENTS * branches**depth
     leaves = []
-    cuts: list[tuple[int, ...]] = []
+    cuts = []
     chances = []
     trees_of_a_parent = _trees(policy, rule, branches, depth)
     for trees in product(trees_of_a_parent, repeat=PARENTS):
@@ -396,7 +396,7 @@ class TrainerCredit:
             completions=[row.text or "" for row in rows],
             completion_ids=ids,
         )
-        step_fields: dict[str, Any] = {}
+        step_fields = {}
         if self.judge is not None:
             step_fields["step_rewards"] = []
             step_fields["step_ends"] = []

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.config.config import DrGRPOConfig
@@ -259,18 +258,10 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     cosines = []
     residuals = []
     for index, step in enumerate(recording.steps):
-        exact_loss, exact_gradients = _specification(case, settings, recording, step, index)
-        # Weights in the order of the specification's, so that the two vectors can be compared.
-        parts = []
-        exact_parts = []
-        for name, exact_part in exact_gradients.items():
-            parts.append(step.gradients[name].double().flatten())
-            exact_parts.append(exact_part.double().flatten())
-        gradient = torch.cat(parts)
-        exact = torch.cat(exact_parts)
+        exact_loss, exact = _specification(case, settings, recording, step, index)
         loss_differences.append(abs(sum(step.losses) - exact_loss))
-        gradient_differences.append(relative_difference(gradient, exact))
-        cosine = torch.cosine_similarity(gradient, exact, dim=0).item()
+        gradient_differences.append(relative_difference(step.gradient, exact))
+        cosine = torch.cosine_similarity(step.gradient, exact, dim=0).item()
         cosines.append(cosine)
         # Rounding may take a cosine above 1.
         squared_residual = max(0.0, 1 - cosine**2)
@@ -304,15 +295,15 @@ def _specification(
     recording: Recording,
     step: OptimizerStep,
     index: int,
-) -> tuple[float, Weights]:
+) -> tuple[float, torch.Tensor]:
     """Loss and gradient of one optimizer step by the written-down objective, without the trainer."""
-    policy, tokenizer = build_policy(case.lora)
+    policy, _ = build_policy(case.lora)
     rows = []
     advantages = []
     lengths = []  # 0 for a row that was masked
     old_logps = []
     for recorded_row, rollouts in step.rows:
-        row, advantage = _scored_row(recorded_row, rollouts, tokenizer, settings)
+        row, advantage = _scored_row(recorded_row, rollouts, settings)
         rows.append(row)
         advantages.append(advantage)
         lengths.append(len(recorded_row[1]))
@@ -340,23 +331,20 @@ def _specification(
     )
     # The nominal rows are the divisor, also of a step from which rows without advantage were skipped.
     loss = loss * len(rows) / (case.micro_batch * case.accumulation)
-    parameters = {}
-    for name, parameter in policy.named_parameters():
-        if parameter.requires_grad:
-            parameters[name] = parameter
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    return loss.item(), dict(zip(parameters, gradients, strict=True))
+    # In the order of the recorded gradients.
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters)
+    return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording) -> bool:
     """Tell whether every row that has a gradient was part of as many losses as there are iterations."""
-    tokenizer = tiny_tokenizer()
     for rollouts in recording.rollouts:
         if rollouts.micro_batches < case.steps_per_generation * case.num_iterations:
             continue  # the run ended in the middle of it
         # Counted by content: two rows of a group may hold the same tokens.
         losses = Counter()
-        for row, advantage in _scored_rows(rollouts, tokenizer, settings):
+        for row, advantage in _scored_rows(rollouts, settings):
             # Without an advantage a row may be skipped, unless a KL term trains it.
             if row[1] and (advantage != 0 or case.beta):
                 losses[row] += case.num_iterations
@@ -368,31 +356,22 @@ def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording
     return True
 
 
-def _scored_row(
-    row: Row,
-    rollouts: Rollouts,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: dict[str, Any],
-) -> tuple[Row, float]:
+def _scored_row(row: Row, rollouts: Rollouts, settings: dict[str, Any]) -> tuple[Row, float]:
     """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
     prompt, completion = row
-    for candidate, advantage in _scored_rows(rollouts, tokenizer, settings):
+    for candidate, advantage in _scored_rows(rollouts, settings):
         if candidate == row or (not completion and candidate[0] == prompt):
             return candidate, advantage
     raise LookupError(f"a row that was trained but never generated: {row}")
 
 
-def _scored_rows(
-    rollouts: Rollouts,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: dict[str, Any],
-) -> Iterator[tuple[Row, float]]:
+def _scored_rows(rollouts: Rollouts, settings: dict[str, Any]) -> Iterator[tuple[Row, float]]:
     """Yield every row of a generation batch with its advantage."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject. numpy reads None as NaN.
     rewards = torch.from_numpy(np.array(rollouts.rewards, dtype=np.float32))
     baseline = settings.get("advantage_baseline", "group_mean")
     advantages = group_advantages(rewards, settings["num_generations"], baseline).tolist()
-    prompts = tokenizer(rollouts.prompts)["input_ids"]
+    prompts = tiny_tokenizer()(rollouts.prompts)["input_ids"]
     for prompt, completion, advantage in zip(prompts, rollouts.completions, advantages, strict=True):
         yield (tuple(prompt), completion), advantage
 

@@ -175,7 +175,7 @@ def _shrink(
     depth = _depth(config, fields)
     parts = _consecutive_parts(fields, depth)
     layers = _choose_layers(config, fields, depth, attempt.layers)
-    small: dict[str, Any] = {}
+    small = {}
     for name, value in fields.items():
         # By name before by form: a list of layers' numbers may happen to be as long as the model is deep.
         if isinstance(value, dict) and name in _TEXT_PARTS:
@@ -227,7 +227,7 @@ def _choose_layers(
     by_number = fields.get(_BY_NUMBER) or {}
     for number, value in by_number.items():
         overrides[int(number)] = repr(value)  # JSON's keys are texts
-    firsts: dict[tuple[Any, ...], int] = {}
+    firsts = {}
     for number in range(depth):
         entries = [kinds[number] for kinds in lists]
         memberships = [number in group for group in groups]
@@ -359,7 +359,7 @@ def _vocabulary(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> d
     """Return the special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    small: dict[str, Any] = {}
+    small = {}
     # Tokens of images and the like, which no text has, go far behind the bytes that end a completion.
     next_id = size - 20
     for name, value in fields.items():

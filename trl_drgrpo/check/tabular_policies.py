@@ -343,7 +343,7 @@ def _written(
     nothing but EOS can follow.
     """
     certain = torch.zeros((), dtype=torch.float64)
-    rows: list[Trajectory] = []
+    rows = []
 
     def end(marks: str, log_probs: list[torch.Tensor], closing: bool) -> None:
         step_ends = []
@@ -461,7 +461,7 @@ def _among_peers(
     compared: Callable[[float, list[float]], float],
 ) -> list[list[float]]:
     """Compare each step's return to go with those of all steps that have the same key."""
-    peers: dict[Hashable, list[float]] = defaultdict(list)
+    peers = defaultdict(list)
     returns_of_rows = []
     for row, row_keys in zip(group, keys, strict=True):
         returns = []

@@ -43,7 +43,7 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
     """
     steps = 4
     # One run of TRL's micro-batches serves several pairs.
-    recordings: dict[Case, Recording] = {}
+    recordings = {}
 
     def recorded(case: Case, features: Sequence[LossTerm | type[LossTerm]] = terms) -> Recording:
         return record(

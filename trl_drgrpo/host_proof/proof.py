@@ -103,7 +103,7 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
     """
     started = time.perf_counter()
     model = tiny_model(tiny_tokenizer())
-    errors: dict[str, str] = {}
+    errors = {}
 
     def measured(name: str, measure: Callable[[], T], otherwise: T) -> T:
         try:

@@ -160,7 +160,7 @@ def build_policy(lora: bool) -> tuple[Any, PreTrainedTokenizerFast]:
 
 def completion_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
     """Reward completions so that rewards vary, tie, and are sometimes missing: 0, 0.5 or 1 by the sum of the ids."""
-    rewards: list[float | None] = []
+    rewards = []
     for ids in completion_ids:
         total = sum(ids)
         reward = None
@@ -198,8 +198,8 @@ def record(
     Returns:
         [`Recording`].
     """
-    steps: list[OptimizerStep] = []
-    rollouts: list[Rollouts] = []
+    steps = []
+    rollouts = []
     tokenizer = tiny_tokenizer()
     policy: Any = model  # or PEFT's wrapper of one
     if policy is None:

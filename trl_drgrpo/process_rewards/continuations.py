@@ -106,8 +106,8 @@ class ModelSampler:
         """Sample, seeded by the first request. The global random state is put back afterwards."""
         if not requests:
             return []
-        continuations_of: list[list[Continuation]] = []
-        jobs: list[int] = []  # the request of each row to sample
+        continuations_of = []
+        jobs = []  # the request of each row to sample
         for i, request in enumerate(requests):
             continuations_of.append([])
             jobs += [i] * request.count

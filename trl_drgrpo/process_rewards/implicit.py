@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from trl_drgrpo.process_rewards.step_scorer import RaggedRewards
+
 
 class ImplicitRewardScorer(PRMScorer):
     r"""Step rewards from the log-ratio of two causal language models of one vocabulary.
@@ -130,7 +132,7 @@ class ImplicitRewardScorer(PRMScorer):
             return []
         return [fitted]
 
-    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+    def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":
         import torch
 
         log_probs = self._log_probs(rows, self.model)
@@ -139,7 +141,7 @@ class ImplicitRewardScorer(PRMScorer):
         else:  # the base under the adapter
             with self.model.disable_adapter():
                 log_probs_ref = self._log_probs(rows, self.model)
-        scores: list[list[float | None]] = []
+        scores = []
         for row, row_logps, row_logps_ref in zip(rows, log_probs, log_probs_ref, strict=True):
             log_ratios = (row_logps - row_logps_ref).double()
             # Steps that are read at the tokens 9, 14 and 20 have 5 and 6 tokens.

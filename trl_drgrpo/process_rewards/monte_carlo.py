@@ -30,7 +30,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, completion_like, prompt_ids
-from trl_drgrpo.process_rewards.step_scorer import dataset_columns, log_nothing
+from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
@@ -264,7 +264,7 @@ class MonteCarloScorer:
         trainer_state: "TrainerState | None" = None,
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> RaggedRewards:
         """Estimate the value of every prefix, as a step reward function.
 
         Args:
@@ -285,9 +285,9 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-        keys: list[list[Any]] = []  # of each step
-        prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
-        rollouts: list[_Rollout] = []
+        keys = []  # of each step
+        prefixes = {}  # by key: equal ones are rolled out once
+        rollouts = []
         for row, texts in enumerate(steps):
             keys.append([])
             if not texts:
@@ -412,7 +412,7 @@ def label_steps(
                 row.pop(name, None)
             columns_of_rows.append(row)
         # Rows become columns, as a trainer passes them. A row may lack one.
-        columns: dict[str, Any] = {}
+        columns = {}
         for name in dict.fromkeys(chain(*columns_of_rows)):
             columns[name] = [row.get(name) for row in columns_of_rows]
         prompts = columns.pop("prompt", [])
@@ -427,7 +427,7 @@ def label_steps(
         )
         for row, completed, step_values in zip(columns_of_rows, chunk, values, strict=True):
             # One accepted rollout is enough: the hard estimate.
-            labels: list[bool | None] = []
+            labels = []
             for value in step_values:
                 label = None
                 if value is not None:

@@ -311,7 +311,7 @@ def encode_piecewise(
     Returns:
         [`ScoringInput`]: `[bos] prompt step separator step separator ...`.
     """
-    input_ids: list[Any] = []
+    input_ids = []
     if tokenizer.bos_token_id is not None:
         input_ids.append(tokenizer.bos_token_id)
     start = len(input_ids)

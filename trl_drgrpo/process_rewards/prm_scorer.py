@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+    from trl_drgrpo.process_rewards.step_scorer import RaggedRewards
+
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),
     2: (
@@ -213,7 +215,7 @@ class PRMScorer:
         steps: Sequence[Sequence[str]] = (),
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> "RaggedRewards":
         """Score every step, as a step reward function.
 
         Args:
@@ -237,9 +239,9 @@ class PRMScorer:
             raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
         if not self._is_loaded:
             self.load()
-        rewards: list[list[float | None]] = []
+        rewards = []
         # Each part of a row, with the rewards that it fills in, and their places among them.
-        inputs: list[tuple[ScoringInput, list[float | None], list[int]]] = []
+        inputs = []
         truncated = 0
         for prompt, texts in zip(prompts, steps, strict=True):
             clean_texts, indices = texts_of(texts, self._cleaner)
@@ -348,10 +350,10 @@ class PRMScorer:
             self._warned.add(kind)
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
-    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+    def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":
         """Return the scores of one batch, `K_i` per row."""
         logits_per_row = self._logits(rows, [row.read for row in rows], self.model)
-        scores: list[list[float | None]] = []
+        scores = []
         for row, logits in zip(rows, logits_per_row, strict=True):
             values = self._read(logits.float()).tolist()  # of the positions that are not `None`
             score_at: dict[int | None, float] = dict(zip(row.read, values, strict=True))

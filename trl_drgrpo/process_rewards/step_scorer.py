@@ -278,8 +278,8 @@ class StepScorer:
         Raises:
             `RewardError`: As in `score`.
         """
-        metrics: dict[str, list[float]] = defaultdict(list)
-        columns: dict[str, list[Any]] = defaultdict(list)
+        metrics = defaultdict(list)
+        columns = defaultdict(list)
         # The example's own prompt and completion are left out: the generated ones go by these names.
         dataset = {}
         for key in batch.inputs[0]:
@@ -393,7 +393,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
         raise RewardError(field, type(output).__name__, expected, remedy)
     if len(output) != len(steps):
         raise RewardError(field, f"{len(output)} rows", expected, remedy)
-    rewards: RaggedRewards = []
+    rewards = []
     for i, row in enumerate(map(listed, output)):
         num_steps = len(steps[i].ends)
         expected = f"{num_steps} rewards, one per step of {segmenter}"
@@ -410,7 +410,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
 
 def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
     """Return `sum_f w_f * s_fk` over the functions that scored step `k`; `None` where none did."""
-    combined: RaggedRewards = []
+    combined = []
     for i, row in enumerate(steps):
         combined.append([])
         for k in range(len(row.ends)):
@@ -428,7 +428,7 @@ def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: li
 
 def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
     """Return the outputs in order; an exception stands in for the output of a function that raised."""
-    outputs: list[Any] = []
+    outputs = []
     waiting = {}
     for i, func in enumerate(funcs):
         try:

@@ -54,12 +54,14 @@ logger = logging.getLogger(__name__)
 
 IGNORED = -100
 LABEL_NAMES = {0: "bad", 1: "good"}
-Row = dict[str, Any]
+Record = Mapping[str, Any]  # as a file or dataset has it
+Row = dict[str, Any]  # `prompt`, `steps` and `labels`
+Example = dict[str, list[Any]]  # `input_ids` and `labels`
 Label = bool | float | None
 Neutral = Literal["good", "bad", "ignore"]
 
 
-def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> list[Row]:
+def convert_prm800k(record: Record, neutral: Neutral = "good") -> list[Row]:
     """Convert a PRM800K record into rows of labeled steps.
 
     Args:
@@ -88,8 +90,8 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
         rated_steps = record["label"]["steps"]
     except (KeyError, TypeError) as error:
         raise _wrong_shape("PRM800K", f"no {error}", "'question.problem' and 'label.steps'") from error
-    rows: list[Row] = []
-    path: list[tuple[str, Label]] = []  # the steps that were chosen so far
+    rows = []
+    path = []  # the steps that were chosen so far
     for rated in rated_steps:
         alternatives = [_rated(alternative, neutral) for alternative in rated.get("completions") or ()]
         chosen = rated.get("chosen_completion")
@@ -111,7 +113,7 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
     return rows
 
 
-def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
+def convert_math_shepherd(record: Record) -> list[Row]:
     r"""Convert a Math-Shepherd record into a row of labeled steps.
 
     Args:
@@ -147,7 +149,7 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
     if not kinds <= {"+", "-"}:
         raise _wrong_shape("Math-Shepherd", f"the labels {sorted(kinds)}", "'+' or '-' in place of every 'ки'")
     prompt = text[:begin].replace("ки", "").strip()
-    steps: list[tuple[str, Label]] = []
+    steps = []
     for place, sign in zip(markers, signs, strict=True):
         if place > begin:
             step = text[begin:place].strip()
@@ -156,7 +158,7 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
     return [_row(prompt, steps)]
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
+FORMATS: dict[str, Callable[[Record], list[Row]]] = {
     "stepwise": lambda record: [dict(record)],
     "prm800k": convert_prm800k,
     "math_shepherd": convert_math_shepherd,
@@ -164,7 +166,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
 
 
 def labeled_steps(
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[Record],
     source: str,
     data_format: str = "stepwise",
     *,
@@ -191,7 +193,7 @@ def labeled_steps(
         raise InputError("format", repr(data_format), f"one of {', '.join(FORMATS)}", "Name the shape of the file.")
     if data_format != "stepwise":
         labels = "labels"  # the converters' own
-    rows: list[Row] = []
+    rows = []
     for line, record in enumerate(records, start=1):
         try:
             rows += checked_rows(formats[data_format](record), labels)
@@ -200,7 +202,7 @@ def labeled_steps(
     return rows
 
 
-def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -> list[Row]:
+def checked_rows(rows: Iterable[Record], labels_in: str = "labels") -> list[Row]:
     """Check rows and reduce them to `prompt`, `steps` and `labels`.
 
     Args:
@@ -214,7 +216,7 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
         `InputError`: A missing key, steps that are not texts, labels that are neither booleans nor numbers from 0 to
             1, or not one per step.
     """
-    checked: list[Row] = []
+    checked = []
     for index, row in enumerate(rows):
         field = f"labeled row {index}"
         steps = row.get("steps", row.get("completions"))
@@ -227,7 +229,7 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
             raise InputError(field, got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
             raise InputError(field, "steps that are not strings", "strings", "Write steps as strings.")
-        checked_labels: list[Label] = []
+        checked_labels = []
         for label in labels:
             if label is not None and not (isinstance(label, (bool, int, float)) and 0 <= label <= 1):
                 remedy = "1 or true: good, 0 or false: bad, between them: soft, null: not trained on."
@@ -248,7 +250,7 @@ def _row(prompt: str, steps: list[tuple[str, Label]]) -> Row:
     }
 
 
-def _rated(alternative: Mapping[str, Any], neutral: Neutral) -> tuple[str, Label]:
+def _rated(alternative: Record, neutral: Neutral) -> tuple[str, Label]:
     rating = alternative.get("rating")
     label_of_neutral = {"good": True, "bad": False, "ignore": None}
     labels = {
@@ -268,11 +270,11 @@ def _wrong_shape(source: str, got: str, expected: str) -> InputError:
 
 def train_prm(
     model: Model,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Record],
     output_dir: str | Path,
     *,
     tokenizer: "Tokenizer | None" = None,
-    eval_rows: Sequence[Mapping[str, Any]] | None = None,
+    eval_rows: Sequence[Record] | None = None,
     step_separator: str = DEFAULT_SEPARATOR,
     max_length: int = 2048,
     peft_config: "PeftConfig | None" = None,
@@ -484,8 +486,8 @@ _MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 
 
 def tokenize_rows(
-    rows: Sequence[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", step_separator: str, max_length: int
-) -> tuple[list[dict[str, list[Any]]], int]:
+    rows: Sequence[Record], tokenizer: "PreTrainedTokenizerBase", step_separator: str, max_length: int
+) -> tuple[list[Example], int]:
     """Make training examples from labeled steps.
 
     Args:
@@ -502,7 +504,7 @@ def tokenize_rows(
         `InputError`: Rows that do not fit.
     """
     cleaner = Cleaner(tokenizer.all_special_tokens)
-    examples: list[dict[str, list[Any]]] = []
+    examples = []
     checked = checked_rows(rows)
     for row in checked:
         # Steps without text are left out, as the scorer leaves them out, with their labels.
@@ -530,9 +532,9 @@ def tokenize_rows(
     return examples, left_out
 
 
-def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
+def _good_frac(examples: Sequence[Example]) -> float:
     """Return the mean label. Labels of one kind are refused: training on them teaches nothing but that kind."""
-    labels: list[float] = []
+    labels = []
     for example in examples:
         labels += [label for label in example["labels"] if label != IGNORED]
     share = 0.0
@@ -650,7 +652,7 @@ def _with_adapter(network: "PreTrainedModel", peft_config: "PeftConfig") -> Any:
     return adapted
 
 
-def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[str, torch.Tensor]:
+def _padded(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Tensor]:
     """Return a batch, padded on the right as in the scorer: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
     tokens = []
     labels = []

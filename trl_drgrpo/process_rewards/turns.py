@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
-from trl_drgrpo.process_rewards.step_scorer import gathered
+from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, gathered
 from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import listed, reward_number, to_fix
 
@@ -193,7 +193,7 @@ class TurnRecord:
         Args:
             turns (`B` ints): Turns per row. An empty last turn, which begins and is cut off, does not count.
         """
-        states: list[list[Hashable | None]] = []
+        states = []
         for row, count in enumerate(turns):
             keys = self.state_keys[row][:count]
             if row in self.failures.rows:
@@ -231,9 +231,7 @@ class TurnRewards:
         self.__name__ = self.environment_class.__name__
         self.is_causal: bool | None = getattr(self.environment_class, "is_causal", None)
 
-    def __call__(
-        self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any
-    ) -> list[list[float | None]]:
+    def __call__(self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any) -> RaggedRewards:
         """Return one number per turn; `None` for all turns of a row where the method failed.
 
         Args:
@@ -244,8 +242,8 @@ class TurnRewards:
             `RewardError`: The method failed; or gave no list, another number of rewards than of turns, or an infinite
                 one. Names the row.
         """
-        rewards: list[list[float | None]] = [[None] * len(turns) for turns in steps]
-        outputs: dict[int, Any] = {}  # by row
+        rewards: RaggedRewards = [[None] * len(turns) for turns in steps]
+        outputs = {}  # by row
         for i, environment in enumerate(environments):
             if type(environment) is self.environment_class:
                 with self.failures.guarding(environment, "get_turn_rewards", i):
@@ -267,7 +265,7 @@ class TurnRewards:
         expected = f"{turns}, one per turn of the model"
         if not isinstance(rewards, list | tuple):
             raise RewardError(field, f"{type(rewards).__name__} for row {row}", f"a list of {expected}", "Return one.")
-        numbers: list[float | None] = []
+        numbers = []
         for turn, reward in enumerate(rewards):
             numbers.append(reward_number(reward, field, f"for turn {turn} of row {row}"))
         if len(numbers) == turns + 1 == self.begun()[row] and turns:

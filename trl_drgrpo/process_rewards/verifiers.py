@@ -84,7 +84,7 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
         columns = select(func, dataset_columns(kwargs, len(prompts)))
         for leading in leading_names:
             columns.pop(leading, None)
-        rewards: RaggedRewards = []
+        rewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             rewards.append([])
             row_columns = {column: values[row] for column, values in columns.items()}
@@ -191,12 +191,12 @@ class StepJudge(Judge):
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> RaggedRewards:
         """Return rewards of the steps of `B` completions.
 
         A step before the first text gets 0. Later steps without text, and steps that were not judged, get `None`.
         """
-        rewards: RaggedRewards = []
+        rewards = []
         questions = []
         readers = []
         lowest = []  # what a failure is paid
@@ -219,7 +219,7 @@ class StepJudge(Judge):
 
         def log_rows(column: str, replies: list[str]) -> None:
             # The table of completions has one cell per row, which holds the replies to all its questions.
-            replies_of_rows: list[list[str]] = [[] for _ in steps]
+            replies_of_rows = [[] for _ in steps]
             for (row, _), reply in zip(scored, replies, strict=True):
                 replies_of_rows[row].append(reply)
             if log_extra is not None:
@@ -272,7 +272,7 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
     headings = list(_HEADING.finditer(reply))
     # Headings and verdicts in the order of the text.
     marks = sorted([*headings, *_VERDICT.finditer(reply)], key=re.Match.start)
-    verdict_of_step: dict[int, float] = {}
+    verdict_of_step = {}
     current = 0
     for match in marks:
         if match.re is _HEADING:

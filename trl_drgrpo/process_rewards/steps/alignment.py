@@ -98,8 +98,8 @@ class Aligner:
 
     def _read(self, ids: list[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token completes, and the tokens after which no character is incomplete."""
-        texts: list[str] = []
-        cuts: list[int] = []
+        texts = []
+        cuts = []
         begun = False  # whether a token before this one held text: the first one may lose its space
         incomplete = b""  # the bytes of a character whose last byte is still to come
         for token, token_id in enumerate(ids):

@@ -319,7 +319,7 @@ def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
         remedy = "Return the exclusive end of each step, in characters of the text it was given."
         if not isinstance(offsets, list | tuple):
             raise InputError(field, f"{type(offsets).__name__} from {name}", expected, remedy)
-        ends: list[Span] = []
+        ends = []
         previous = 0
         for position, offset in enumerate(offsets):
             place = f"at position {position} of what {name} returned"
