@@ -40,6 +40,7 @@ from trl_drgrpo.check.tabular_policies import (
     Credit,
     Gradients,
     Objective,
+    Rows,
     SmallPolicy,
     Trajectory,
     compare,
@@ -206,7 +207,7 @@ def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
 def without_truncated(credit: Credit) -> Credit:
     """Return the same credit without a gradient in truncated rows."""
 
-    def of_complete_rows(rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
+    def of_complete_rows(rows: Rows, num_generations: int) -> torch.Tensor:
         is_complete = torch.tensor([[row.closing] for row in rows])
         return credit(rows, num_generations) * is_complete
 

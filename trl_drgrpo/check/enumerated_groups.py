@@ -33,6 +33,7 @@ from trl_drgrpo.check.tabular_policies import (
     Credit,
     Gradients,
     Objective,
+    Rows,
     SmallPolicy,
     Trajectory,
 )
@@ -49,7 +50,7 @@ from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 # Row, tokens before its last cut -> tokens before the next one; `None`: it has no further cut.
 Rule = Callable[[Trajectory, int], int | None]
 # Rows, G, cuts -> advantages (B, T).
-ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]
+ForkedCredit = Callable[[Rows, int, Forks], torch.Tensor]
 PARENTS = 2
 
 
@@ -134,7 +135,7 @@ def compare_forked(
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
     """Return the same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
 
-    def once(rows: Sequence[Trajectory], num_generations: int, forks: Forks) -> torch.Tensor:
+    def once(rows: Rows, num_generations: int, forks: Forks) -> torch.Tensor:
         advantages = credit(rows, num_generations, forks).clone()
         for i, cuts in enumerate(forks.cuts):
             for level, cut in enumerate(cuts):
@@ -375,7 +376,7 @@ class TrainerCredit:
 
     def __call__(
         self,
-        rows: Sequence[Trajectory],
+        rows: Rows,
         num_generations: int,
         forks: Forks | None = None,
     ) -> torch.Tensor:
@@ -455,7 +456,7 @@ class TrainerCredit:
             trainer.earlier.value_baseline.load_state_dict(sums)
         return trainer
 
-    def _read(self, rows: Sequence[Trajectory]) -> None:
+    def _read(self, rows: Rows) -> None:
         """Tokenize rows, and let the trainer cut them into steps and score those.
 
         An enumeration repeats its few rows in many groups, so each is read once.

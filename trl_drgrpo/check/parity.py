@@ -43,6 +43,8 @@ from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
 
+Settings = dict[str, Any]  # fields of a training configuration
+
 # Relative. In float64 four orders above the differences seen, eight below any wrong weight.
 TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-5  # where TRL's own head computes the log-probabilities, in float32
@@ -81,7 +83,7 @@ class Case:
     stock: bool = False
     control: bool = False
 
-    def training_settings(self, max_steps: int) -> dict[str, Any]:
+    def training_settings(self, max_steps: int) -> Settings:
         """Fields of the training configuration; `settings` win over the rest."""
         return {
             **DEFAULTS,
@@ -291,7 +293,7 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
 
 def _specification(
     case: Case,
-    settings: dict[str, Any],
+    settings: Settings,
     recording: Recording,
     step: OptimizerStep,
     index: int,
@@ -337,7 +339,7 @@ def _specification(
     return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording) -> bool:
+def _all_were_trained(case: Case, settings: Settings, recording: Recording) -> bool:
     """Tell whether every row that has a gradient was part of as many losses as there are iterations."""
     for rollouts in recording.rollouts:
         if rollouts.micro_batches < case.steps_per_generation * case.num_iterations:
@@ -356,7 +358,7 @@ def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording
     return True
 
 
-def _scored_row(row: Row, rollouts: Rollouts, settings: dict[str, Any]) -> tuple[Row, float]:
+def _scored_row(row: Row, rollouts: Rollouts, settings: Settings) -> tuple[Row, float]:
     """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
     prompt, completion = row
     for candidate, advantage in _scored_rows(rollouts, settings):
@@ -365,7 +367,7 @@ def _scored_row(row: Row, rollouts: Rollouts, settings: dict[str, Any]) -> tuple
     raise LookupError(f"a row that was trained but never generated: {row}")
 
 
-def _scored_rows(rollouts: Rollouts, settings: dict[str, Any]) -> Iterator[tuple[Row, float]]:
+def _scored_rows(rollouts: Rollouts, settings: Settings) -> Iterator[tuple[Row, float]]:
     """Yield every row of a generation batch with its advantage."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject. numpy reads None as NaN.
     rewards = torch.from_numpy(np.array(rollouts.rewards, dtype=np.float32))

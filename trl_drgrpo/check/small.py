@@ -67,6 +67,7 @@ _KEY_VALUE_HEADS = (
     "num_global_key_value_heads",
     "swa_num_key_value_heads",
 )
+Fields = dict[str, Any]  # of a configuration, by name
 _MOST_WEIGHTS = 400_000_000  # of a model in its own width, whose weights take seconds to draw
 
 
@@ -169,7 +170,7 @@ def _shrink(
     config: PreTrainedConfig,
     attempt: _Attempt,
     tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:
+) -> Fields:
     """Return the fields of a smaller configuration of the same kind."""
     fields = config.to_dict()
     depth = _depth(config, fields)
@@ -205,7 +206,7 @@ def _shrink(
 
 def _choose_layers(
     config: PreTrainedConfig,
-    fields: dict[str, Any],
+    fields: Fields,
     depth: int,
     least: int,
 ) -> list[int]:
@@ -233,8 +234,8 @@ def _choose_layers(
         memberships = [number in group for group in groups]
         kind = (*entries, *memberships, overrides.get(number))
         firsts.setdefault(kind, number)
-    stated = [fields.get(name) for name in (*_KINDS, *_NUMBERS)]
-    if lists and not any(value and isinstance(value, list) for value in stated):
+    values = [fields.get(name) for name in (*_KINDS, *_NUMBERS)]
+    if lists and not any(value and isinstance(value, list) for value in values):
         # Kinds follow from a layer's number (every eighth is attention): only the first layers keep theirs.
         last = max(least, *firsts.values())
         return list(range(depth))[: last + 1]
@@ -245,7 +246,7 @@ def _choose_layers(
     return sorted(chosen)
 
 
-def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
+def _depth(config: PreTrainedConfig, fields: Fields) -> int:
     """Return the number of layers; 0 where a configuration does not say it."""
     for name in _DEPTH:
         # A property may count the layers of the cache instead, of which a loop over layers has more.
@@ -255,7 +256,7 @@ def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
     return 0
 
 
-def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
+def _consecutive_parts(fields: Fields, depth: int) -> dict[str, range]:
     """Return the layers of each part of a model that a configuration cuts into consecutive parts, by the fields that
     count them; empty for a model in one part."""
     parts = {}
@@ -273,9 +274,9 @@ def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
 def _renumber(
     by_number: dict[Any, Any],
     layers: list[int],
-    fields: dict[str, Any],
+    fields: Fields,
     attempt: _Attempt,
-) -> dict[str, Any]:
+) -> Fields:
     """Return what a configuration says of single layers, for those that stay, by their new numbers."""
     small = {}
     for key, overrides in by_number.items():
@@ -292,7 +293,7 @@ def _renumber(
     return small
 
 
-def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
+def _narrow(name: str, value: Any, fields: Fields) -> Any:
     """Return a smaller value of a field, or the same where it is none of a width."""
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
         # One head, fewer than the queries', or as many: the kind of attention stays.
@@ -315,7 +316,7 @@ def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
+def _narrow_rope(rope: Fields) -> Fields:
     """Return rotary positions for heads of `HEAD_WIDTH`."""
     angles = HEAD_WIDTH // 2
     small = dict(rope)
@@ -331,10 +332,10 @@ def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_layer(
-    vision: dict[str, Any],
+    vision: Fields,
     text: PreTrainedConfig,
     attempt: _Attempt,
-) -> dict[str, Any]:
+) -> Fields:
     """Return the fields of a vision tower of one layer, which gives vectors of the text model's width."""
     small = dict(vision)
     width = getattr(text, "hidden_size", None)
@@ -343,7 +344,7 @@ def _one_layer(
         for name, value in vision.items():
             if value:
                 small[name] = _narrow(name, value, vision)
-    replaced: dict[str, Any] = dict.fromkeys((*_DEPTH, "depth"), 1)
+    replaced: Fields = dict.fromkeys((*_DEPTH, "depth"), 1)
     # Layers by number: the one that is left.
     replaced |= {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
     replaced["out_hidden_size"] = width
@@ -355,7 +356,7 @@ def _one_layer(
     return small
 
 
-def _vocabulary(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _vocabulary(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Fields:
     """Return the special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

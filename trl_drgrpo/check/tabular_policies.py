@@ -61,8 +61,9 @@ class Trajectory:
         )
 
 
+Rows = Sequence[Trajectory]
 Objective = Callable[[Trajectory], float]
-Credit = Callable[[Sequence[Trajectory], int], torch.Tensor]  # rows in groups, G -> advantages (B, T)
+Credit = Callable[[Rows, int], torch.Tensor]  # rows in groups, G -> advantages (B, T)
 Gradients = tuple[torch.Tensor, torch.Tensor]  # an estimator's on average, and the exact one
 GROUP_SIZES = (2, 3)
 
@@ -405,12 +406,10 @@ def _choice(logit: torch.Tensor, action: int) -> torch.Tensor:
 
 # Credit as published -------------------------------------------------------------------------------------------------
 
-Group = Sequence[Trajectory]
-
 
 def published_credit(
-    of_group: Callable[[Group], list[list[float]]],
-    rows: Sequence[Trajectory],
+    of_group: Callable[[Rows], list[list[float]]],
+    rows: Rows,
     num_generations: int,
 ) -> torch.Tensor:
     """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
@@ -425,7 +424,7 @@ def published_credit(
     return pad_sequence(token_advantages, batch_first=True)
 
 
-def worst_to_go(group: Group) -> list[list[float]]:
+def worst_to_go(group: Rows) -> list[list[float]]:
     """PURE's value of a step (arXiv 2504.15275), the worst reward from it on, minus the rows' mean worst one."""
     mean = sum(min(row.step_rewards) for row in group) / len(group)
     advantages = []
@@ -435,13 +434,13 @@ def worst_to_go(group: Group) -> list[list[float]]:
     return advantages
 
 
-def same_turn_z_score(group: Group) -> list[list[float]]:
+def same_turn_z_score(group: Rows) -> list[list[float]]:
     """Return to go, minus its mean and divided by its std (n - 1) over the rows that reached the same turn."""
     turns = [range(len(row.step_rewards)) for row in group]
     return _among_peers(group, turns, _standardized)
 
 
-def state_mean(group: Group) -> list[list[float]]:
+def state_mean(group: Rows) -> list[list[float]]:
     """GiGPO's step advantage (arXiv 2505.10978), undiscounted: all visits of a state are peers, one's own included."""
 
     def deviation(value: float, peers: list[float]) -> float:
@@ -450,13 +449,13 @@ def state_mean(group: Group) -> list[list[float]]:
     return _among_peers(group, [row.state_keys for row in group], deviation)
 
 
-def state_z_score(group: Group) -> list[list[float]]:
+def state_z_score(group: Rows) -> list[list[float]]:
     """The same, divided by the std (n - 1) of the visits."""
     return _among_peers(group, [row.state_keys for row in group], _standardized)
 
 
 def _among_peers(
-    group: Group,
+    group: Rows,
     keys: Sequence[Sequence[Hashable]],
     compared: Callable[[float, list[float]], float],
 ) -> list[list[float]]:

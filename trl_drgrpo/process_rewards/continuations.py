@@ -137,6 +137,7 @@ class ModelSampler:
         for row, tokens in zip(rows, self._written(rows), strict=True):
             written = tokens[: row.limit]  # a batch is sampled up to its longest limit
             reason: Literal["stop", "length"] = "length"
+            # `generate` pads a row behind its end token.
             for place, token in enumerate(written):
                 if token in self.ends:
                     written = written[: place + 1]

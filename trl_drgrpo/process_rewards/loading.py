@@ -114,6 +114,7 @@ def load_model(
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
         with_head = auto_class != "AutoModelForCausalLM"
+        # transformers would load the adapter's base, and make up the head that it lacks.
         if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
             remedy = "Its base alone has a random head: merge the two first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
@@ -190,6 +191,7 @@ def is_causal(model: Model) -> bool | None:
 def longest_input(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the number of tokens that both model and tokenizer say they can read."""
     config = model.config
+    # Of a multimodal model, the part that reads text.
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT

@@ -30,7 +30,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, completion_like, prompt_ids
-from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns, log_nothing
+from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards, dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
     from trl_drgrpo.trainer import DrGRPOTrainer
+
+Generate = Callable[..., list[list[str]]]  # (prefixes, k) -> k texts for each prefix
 
 
 class TrainerRollouts:
@@ -60,6 +62,7 @@ class TrainerRollouts:
             the `k` of one prefix. Raise it for vLLM, which schedules by itself.
     """
 
+    # Read by the scorer, which calls it even without prefixes: other processes wait for it.
     collective = True
 
     def __init__(self, trainer: "DrGRPOTrainer | None" = None, *, batch_size: int = 32):
@@ -166,6 +169,7 @@ class TransformersRollouts:
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
+        # Another seed for each call, so that a prefix that comes again gets new continuations.
         seed = self.seed + self.calls
         self.calls += 1
         requests = []
@@ -227,7 +231,7 @@ class MonteCarloScorer:
 
     def __init__(
         self,
-        generate: Callable[..., list[list[str]]],
+        generate: Generate,
         verifier: Callable[..., Any],
         tokenizer: "PreTrainedTokenizerBase",
         *,
@@ -251,6 +255,7 @@ class MonteCarloScorer:
 
     def on_trainer_built(self, trainer: "DrGRPOTrainer") -> None:
         """Give the trainer, which calls this, to rollouts that need one and have none."""
+        # A generator without the attribute needs no trainer.
         if getattr(self.generate, "trainer", trainer) is None:
             self.generate.trainer = trainer  # type: ignore[attr-defined]
 
@@ -262,7 +267,7 @@ class MonteCarloScorer:
         completion_ids: Sequence[Sequence[int]],
         step_ends: Sequence[Sequence[int]],
         trainer_state: "TrainerState | None" = None,
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: LogMetric | None = None,
         **kwargs: Any,
     ) -> RaggedRewards:
         """Estimate the value of every prefix, as a step reward function.
@@ -365,7 +370,7 @@ _CHUNK = 32  # rows whose completions are rolled out together
 
 def label_steps(
     rows: Sequence[Mapping[str, Any]],
-    generate: Callable[..., list[list[str]]],
+    generate: Generate,
     verifier: Callable[..., Any],
     tokenizer: "PreTrainedTokenizerBase",
     *,
@@ -398,6 +403,7 @@ def label_steps(
         `RewardError`: A verifier that fails.
     """
     segmenter = segmenter_without_turns(separator, "separator")
+    # All rows are checked before the first one is sampled.
     for index, row in enumerate(rows):
         if "prompt" not in row:
             remedy = "Rename the column that holds it."

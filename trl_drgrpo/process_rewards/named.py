@@ -67,6 +67,7 @@ def register_prm_format(
             no regular expression.
     """
     FORMATS.check_home(name, scorer)
+    # A class that is named by its place is imported, and checked, on first use.
     if not isinstance(scorer, str):
         _check_class(name, scorer)
     try:
@@ -109,6 +110,7 @@ def scorer_of(form: str, model: str, **options: Any) -> PRMScorer:
             or an option that the scorer does not take. What only loading shows is raised by the first call.
     """
     _check_model(model)
+    # An implicit reward has two models, which are named alike.
     if options.get("reference") is not None:
         _check_model(options["reference"], "reference")
     format_name = form

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from trl_drgrpo.process_rewards.step_scorer import RaggedRewards
+    from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards
 
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),
@@ -109,9 +109,11 @@ class PRMScorer:
     ):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
         self.check_options(options)
+        # What loads a model is taken out, so the rest of the options are the format's own.
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
         scorer_class = type(self)
+        # Of the class itself: a subclass that is not registered must not go by its parent's name.
         self.__name__ = name or vars(scorer_class).get("format_name", scorer_class.__name__)
         self.model: Any = model  # a name, or two, before they are loaded
         self.tokenizer: Any = tokenizer
@@ -122,6 +124,7 @@ class PRMScorer:
         self._is_loaded = False
         if not lazy:
             self.load()
+        # A recipe may want a baseline before anything is loaded, so the configuration has to tell.
         elif self.is_causal is None and self.auto_class == "AutoModelForTokenClassification":
             self.is_causal = is_causal(model)
 
@@ -197,6 +200,7 @@ class PRMScorer:
 
     def _check_format(self, row: ScoringInput) -> None:
         """Refuse a tokenizer that loses a place where a step is read, and a head with another number of outputs."""
+        # A marker that merged with its neighbors has no position.
         if len(row.read) != len(row.positions):
             got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
             remedy = "Use the tokenizer and the chat template that the model was trained with."
@@ -213,7 +217,7 @@ class PRMScorer:
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: "LogMetric | None" = None,
         **kwargs: Any,
     ) -> "RaggedRewards":
         """Score every step, as a step reward function.
@@ -291,8 +295,10 @@ class PRMScorer:
 
     def _read(self, logits: "torch.Tensor") -> "torch.Tensor":
         """Return scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
+        # Of a vocabulary, the share of the good candidate between the two.
         if self.outputs is None:
             return logits[:, self.candidates].softmax(dim=-1)[:, 0]
+        # Of two classes, the second; a single output is the logit of it.
         if self.outputs == 2:
             return logits.softmax(dim=-1)[:, 1]
         return logits[:, 0].sigmoid()
@@ -348,6 +354,7 @@ class PRMScorer:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
+            # Four frames up is the caller of the scorer.
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
     def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 StepRewards = Sequence[Sequence[float | None]]
+LogMetric = Callable[[str, float], None]
 RaggedRewards = list[list[float | None]]
 
 _SILENT = 5  # batches in a row without any score, before a warning
@@ -107,6 +108,7 @@ class StepScores:
         ends = []
         for row in self.steps:
             ends.append(list(row.ends))
+            # Credit treats the closing as a step of its own: it has an end, and no reward.
             if row.closing is not None:
                 ends[-1].append(row.closing)
         return ends
@@ -206,7 +208,7 @@ class StepScorer:
         completion_ids: list[list[int]],
         tool_masks: list[list[int] | None],
         tokenizer: Any,
-        log_metric: Callable[[str, float], None],
+        log_metric: LogMetric,
         **call: Any,
     ) -> StepScores:
         """Cut a batch into steps and reward each of them.
@@ -235,7 +237,7 @@ class StepScorer:
         self,
         steps: list[Steps],
         completion_ids: list[list[int]],
-        log_metric: Callable[[str, float], None],
+        log_metric: LogMetric,
         **call: Any,
     ) -> StepScores:
         """Score completions that are cut into steps already, see `score`.
@@ -278,6 +280,7 @@ class StepScorer:
         Raises:
             `RewardError`: As in `score`.
         """
+        # As TRL keeps metrics: lists, of which it logs the mean.
         metrics = defaultdict(list)
         columns = defaultdict(list)
         # The example's own prompt and completion are left out: the generated ones go by these names.
@@ -315,6 +318,7 @@ class StepScorer:
             if scored:
                 metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
             self._warn_of_silence(name, bool(scored))
+        # In the table of completions, beside what the functions log.
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
@@ -386,6 +390,7 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
         `RewardError`: Names the row, both counts and the segmenter.
     """
     field = f"step reward function '{name}'"
+    # Tensors and arrays become lists, without the last axis of size 1 that a value head has.
     output = listed(output, axes=2)
     remedy = "Return a list of lists."
     expected = f"{len(steps)} lists, one per completion"
@@ -417,6 +422,7 @@ def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: li
             terms = []
             for weight, rewards in zip(weights, per_func, strict=True):
                 reward = rewards[i][k]
+                # A function that cannot score a step has no part in its sum.
                 if reward is not None:
                     terms.append(weight * reward)
             total = None
@@ -431,6 +437,7 @@ def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any
     outputs = []
     waiting = {}
     for i, func in enumerate(funcs):
+        # An asynchronous function returns at once: its work waits for that of the others.
         try:
             outputs.append(func(**call))
         except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in

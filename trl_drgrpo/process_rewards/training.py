@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The label of a token that is not trained on, as in transformers and torch.
 IGNORED = -100
 LABEL_NAMES = {0: "bad", 1: "good"}
 Record = Mapping[str, Any]  # as a file or dataset has it
@@ -98,6 +99,7 @@ def convert_prm800k(record: Record, neutral: Neutral = "good") -> list[Row]:
         human = rated.get("human_completion")  # the annotator's own step, a record or its text
         for index, alternative in enumerate(alternatives):
             if index != chosen:
+                # An alternative that was not followed ends a row of its own.
                 rows.append(_row(problem, [*path, alternative]))
         if chosen is not None:
             path.append(alternatives[chosen])
@@ -158,6 +160,7 @@ def convert_math_shepherd(record: Record) -> list[Row]:
     return [_row(prompt, steps)]
 
 
+# By the name of a data format: a record to its rows.
 FORMATS: dict[str, Callable[[Record], list[Row]]] = {
     "stepwise": lambda record: [dict(record)],
     "prm800k": convert_prm800k,
@@ -198,6 +201,7 @@ def labeled_steps(
         try:
             rows += checked_rows(formats[data_format](record), labels)
         except InputError as error:
+            # The checks see one record at a time, and do not know its line.
             raise error.under(f"{source}, row {line}") from error
     return rows
 
@@ -364,6 +368,7 @@ def train_prm(
         result = trainer.train(resume_from_checkpoint=checkpoint)
         if peft_config is not None:
             adapted: Any = trainer.accelerator.unwrap_model(trainer.model)
+            # The adapter is added to the weights, so the folder loads without peft.
             merged = adapted.merge_and_unload()
             trainer.model = merged.to(merged.dtype)  # the head was trained in float32
             trainer.model_wrapped = trainer.model
@@ -464,6 +469,7 @@ def _mean_loss(state: "TrainerState", reported: float, checkpoint: str | None) -
     if checkpoint is None:
         return reported
     resumed = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+    # A checkpoint from before the first step leaves nothing out.
     if resumed.global_step == 0:
         return reported
     total = 0.0

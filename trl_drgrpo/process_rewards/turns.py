@@ -48,6 +48,7 @@ def check_turn_methods(environment_class: type) -> None:
         # Options count as arguments, since a tool has them; `*args` and `**kwargs` do not.
         passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         arguments = sum(parameter.kind not in passes_on for parameter in parameters(method) or ())
+        # The wrapper of a static or class method, which `getattr` takes off.
         is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
         if arguments > (not is_bound):  # `self` is one
             expected = f"a method without arguments: the name is one of {', '.join(TURN_METHODS)}"
@@ -140,6 +141,7 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
 def _has_value(key: object) -> bool:
     """Tell whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
     with suppress(Exception):
+        # Keys of other ranks arrive pickled.
         return pickle.loads(pickle.dumps(key)) in {key}
     # An object of a class inside a function cannot be pickled. One that is its own deep copy may equal nothing else.
     with suppress(Exception):

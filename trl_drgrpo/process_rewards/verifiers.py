@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, prompt_without_system, texts_of, unread
-from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns
+from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards, dataset_columns
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
@@ -125,7 +125,9 @@ You are given a math problem and a proposed step-by-step solution:
 Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
 incomplete, only verify the provided steps."""
 
+# `Step 2:`, also as `**Step 2**` or `### Step 2`.
 _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
+# `\boxed{correct}`, also as `\boxed{\text{correct}}` or `\boxed{\textbf{Incorrect}}`.
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
 
@@ -188,7 +190,7 @@ class StepJudge(Judge):
         self,
         prompts: Sequence[Any],
         steps: Sequence[Sequence[str]],
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: LogMetric | None = None,
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
     ) -> RaggedRewards:
