@@ -69,12 +69,11 @@ class Aligner:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.tokenizer: Any = tokenizer
         self.special_ids = _special_ids(tokenizer)
-        self._bytes: dict[int, tuple[bytes, bytes] | None] = {}  # by token id
+        self._bytes = {}  # by token id, see `_bytes_of`
         # The neighbor that other tokens are tried with, and its text as the first token and as a later one.
         self._letter = next((i for i in range(1000) if self.decode([i]).isalnum()), 0)
         self._letter_text = self.decode([self._letter])
-        letters = self.decode([self._letter] * 2)
-        self._letter_behind = letters[len(self._letter_text) :]
+        self._letter_behind = self.decode([self._letter] * 2)[len(self._letter_text) :]
 
     def align(self, ids: list[int]) -> Alignment:
         """Align one completion.
@@ -89,8 +88,7 @@ class Aligner:
             self._bytes[token_id] = self._bytes_of(token_id)
         texts, tokens = self._read(ids)
         lengths = list(accumulate(map(len, texts)))
-        offsets = [lengths[token] for token in tokens]
-        return Alignment("".join(texts), lengths, tokens, offsets)
+        return Alignment("".join(texts), lengths, tokens, [lengths[token] for token in tokens])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a completion as the tokenizer has it, special tokens included."""
@@ -107,15 +105,11 @@ class Aligner:
             if token_bytes is None:
                 self._read_windows(ids, texts, cuts)
                 break
-            as_first, as_later = token_bytes
-            raw = incomplete + as_first
-            if begun:
-                raw = incomplete + as_later
-            # Before the last token, the bytes of an incomplete character wait for the next ones.
-            is_last = token + 1 == len(ids)
-            text, used = utf_8_decode(raw, "replace", is_last)
+            raw = incomplete + token_bytes[begun]  # first its bytes as the first token, then those as a later one
+            # `final` for the last token only: before it, the bytes of an incomplete character wait.
+            text, used = utf_8_decode(raw, "replace", token + 1 == len(ids))
             texts.append(text)
-            begun = begun or as_later != b""
+            begun = begun or token_bytes[1] != b""
             incomplete = raw[used:]
             if not incomplete:
                 cuts.append(token)
@@ -135,22 +129,21 @@ class Aligner:
             text = self.decode(ids[begin : last + 1])
             if not text.startswith(before):
                 # This token changed earlier text: all tokens up to the last one are one step, which has the rest.
-                written = "".join(texts)
-                texts += [""] * (len(ids) - len(texts))
-                texts[-1] = self.decode(ids)[len(written) :]
+                texts += [""] * (len(ids) - last - 1)
+                texts.append(self.decode(ids)[len("".join(texts)) :])
                 cuts.append(len(ids) - 1)
                 return
             # A text that ends in U+FFFD may be a character that the next token completes, for `CONTEXT` tokens.
-            grows = len(text) > len(before) and not text.endswith(REPLACEMENT)
-            is_whole = grows or last + 1 == len(ids) or last - start >= CONTEXT
-            if not is_whole:
+            added = text[len(before) :]
+            is_complete = added and not text.endswith(REPLACEMENT)
+            if is_complete or last + 1 == len(ids) or last - start >= CONTEXT:
+                texts.append(added)
+                cuts.append(last)
+                # The next window begins where this character did, so it stays short.
+                begin = start
+                start = last + 1
+            else:
                 texts.append("")
-                continue
-            texts.append(text[len(before) :])
-            cuts.append(last)
-            # The next window begins where this character did, so it stays short.
-            begin = start
-            start = last + 1
 
     def _bytes_of(self, token_id: int) -> tuple[bytes, bytes] | None:
         """Return a token's bytes as the first token and as a later one; `None` if they depend on its neighbors."""
@@ -159,13 +152,15 @@ class Aligner:
         after_letter = self.decode([self._letter, token_id])
         before_letter = self.decode([token_id, self._letter])
         text = after_letter[len(self._letter_text) :]
-        # WordPiece's decoder makes `don't` of `do` and `not`; that of BPE with suffixes drops a last space.
-        is_changing = not after_letter.startswith(self._letter_text)
-        is_changed = before_letter != first + self._letter_behind
         byte = BYTE_TOKEN.fullmatch(token)
         if byte and first != token:  # where it decodes to its own spelling, `<0x0A>` is ordinary text
             raw = bytes([int(byte[1], 16)])
-        elif is_changing or is_changed or (token and not text):
+        # WordPiece's decoder makes `don't` of `do` and `not`; that of BPE with suffixes drops a last space.
+        elif (
+            not after_letter.startswith(self._letter_text)
+            or before_letter != first + self._letter_behind
+            or (token and not text)
+        ):
             return None
         elif REPLACEMENT not in text or REPLACEMENT in token:
             raw = text.encode()
@@ -190,6 +185,4 @@ def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
             special.add(token_id)
     unknown = getattr(tokenizer, "unk_token_id", None)
     controls = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
-    if unknown not in controls:
-        special.discard(unknown)
-    return frozenset(special)
+    return frozenset(special - ({unknown} - controls))
