@@ -78,11 +78,16 @@ class Objective:
         # Equal rewards leave a rounding residue, which a division by their std, nearly 0, would blow up.
         advantages[groups.max(axis=1) == groups.min(axis=1)] = 0.0
         if self.divides_by_std:
-            advantages = advantages / (groups.std(axis=1, ddof=1, keepdims=True) + STD_FLOOR)
+            std = groups.std(axis=1, ddof=1, keepdims=True)  # of a sample, as TRL's
+            advantages = advantages / (std + STD_FLOOR)
         return advantages.reshape(-1)
 
     def token_weights(
-        self, rewards: np.ndarray, lengths: np.ndarray, num_generations: int, loss_normalizer: float
+        self,
+        rewards: np.ndarray,
+        lengths: np.ndarray,
+        num_generations: int,
+        loss_normalizer: float,
     ) -> np.ndarray:
         """Return `c_i`, the weight of every token of row i in the update direction, `(B,)`.
 
@@ -99,6 +104,7 @@ class Objective:
             "batch": lengths.sum(),
             "constant": rows * loss_normalizer,
         }
+        # A length or L divides every token of its row, so c_i is the weight of each of them.
         return advantages / divisors[self.divisor]
 
 
@@ -133,7 +139,8 @@ def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
     objective = Objective("", divides_by_std, "constant")
     rewards = np.tri(num_generations + 1, num_generations, k=-1)  # row k: a group with k correct answers
     advantages = objective.advantages(rewards.reshape(-1), num_generations)
-    return np.abs(advantages).reshape(rewards.shape).sum(axis=1).tolist()
+    magnitudes = np.abs(advantages).reshape(rewards.shape)
+    return magnitudes.sum(axis=1).tolist()
 
 
 # The change of a quantity by one update ------------------------------------------------------------------------------
@@ -141,7 +148,6 @@ def gradient_weight(num_generations: int, divides_by_std: bool) -> list[float]:
 
 QUANTITIES = ("length_right", "length_wrong", "length", "pass_rate")
 GAP = "length_gap"  # mean length of incorrect answers minus that of correct ones, from the two
-REPORTED = (*QUANTITIES, GAP)
 REFERENCE = "dr_grpo"  # the others are compared with it
 ScoreSums = Callable[[np.ndarray], np.ndarray]
 
@@ -169,7 +175,8 @@ class Rollouts:
     def direction_weights(self) -> np.ndarray:
         """Return per objective the weight of each row's `grad log pi(o_i)`, `(O, B)` in the order of `OBJECTIVES`."""
         inputs = (self.rewards, self.lengths, self.num_generations, self.loss_normalizer)
-        return np.stack([objective.token_weights(*inputs) for objective in OBJECTIVES.values()])
+        weights = [objective.token_weights(*inputs) for objective in OBJECTIVES.values()]
+        return np.stack(weights)
 
     def quantity_weights(self) -> np.ndarray:
         """Return the same for the gradients of `QUANTITIES`, `(4, B)`.
@@ -181,6 +188,7 @@ class Rollouts:
             row_weights = np.full(len(counted), np.nan)
             if counted.any():
                 # Gradient of a conditional mean, as in the module's docstring: each length minus their mean.
+                # The count stands for B * P(incorrect), since sums over rows are not divided by B otherwise.
                 deviations = self.lengths - self.lengths[counted].mean()
                 row_weights = np.where(counted, deviations, 0.0) / counted.sum()
             weights.append(row_weights)
@@ -234,7 +242,9 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
     """
     norms = np.linalg.norm(directions, axis=2, keepdims=True)
     # A batch without signal has no direction: it counts as a step of length 0.
-    units = np.divide(directions, norms, out=np.zeros_like(directions), where=norms > 0)
+    zeros = np.zeros_like(directions)
+    units = np.divide(directions, norms, out=zeros, where=norms > 0)
+    # Entry (a, b) pairs the directions of batch a with the gradients of batch b.
     products = np.einsum("aon,bqn->aboq", units, gradients)  # (K, K, O, Q)
     right = QUANTITIES.index("length_right")
     wrong = QUANTITIES.index("length_wrong")
@@ -244,17 +254,16 @@ def changes_per_step(directions: np.ndarray, gradients: np.ndarray) -> Changes:
     # The squared length of the gap's expected gradient. The product of a batch's vector with itself also holds the
     # square of its noise, so only products of different batches count.
     gaps = gradients[:, wrong] - gradients[:, right]  # (K, n)
+    batches = len(gaps)
     gram = gaps @ gaps.T
-    squared = (gram.sum() - np.trace(gram)) / (len(gram) * (len(gram) - 1))
+    off_diagonal = gram.sum() - np.trace(gram)
+    squared = off_diagonal / (batches * (batches - 1))
     steepest_gap = math.nan
     if squared > 0:
         steepest_gap = float(np.sqrt(squared))
-    return Changes(
-        batches=len(directions),
-        changes=_estimates(products),
-        differences_from_dr_grpo=_estimates(products - products[:, :, [reference]]),
-        steepest_gap=steepest_gap,
-    )
+    # Differences are taken before the jackknife: the noise that objectives share in one batch cancels.
+    differences = products - products[:, :, [reference]]
+    return Changes(batches, _estimates(products), _estimates(differences), steepest_gap)
 
 
 def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
@@ -268,10 +277,15 @@ def _estimates(products: np.ndarray) -> dict[str, dict[str, Estimate]]:
     without = total - off_diagonal.sum(axis=0) - off_diagonal.sum(axis=1)  # (K, O, Q)
     left_out = without / ((batches - 1) * (batches - 2))
     deviations = left_out - left_out.mean(axis=0)
-    errors = np.sqrt((batches - 1) / batches * (deviations**2).sum(axis=0))
+    squares = (deviations**2).sum(axis=0)
+    errors = np.sqrt((batches - 1) / batches * squares)
     estimates = {}
-    for objective, row_means, row_errors in zip(OBJECTIVES, means.tolist(), errors.tolist(), strict=True):
-        estimates[objective] = dict(zip(REPORTED, map(Estimate, row_means, row_errors), strict=True))
+    for o, objective in enumerate(OBJECTIVES):
+        estimates[objective] = {}
+        for q, quantity in enumerate((*QUANTITIES, GAP)):
+            mean = means[o, q].item()
+            error = errors[o, q].item()
+            estimates[objective][quantity] = Estimate(mean, error)
     return estimates
 
 
@@ -290,7 +304,8 @@ def measure(batches: Iterable[tuple[Rollouts, ScoreSums]]) -> Changes:
     gradients = []
     for rollouts, score_sums in batches:
         # One call for both kinds of weights: on a model they share the forwards.
-        sums = score_sums(np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()]))
+        weights = np.concatenate([rollouts.direction_weights(), rollouts.quantity_weights()])
+        sums = score_sums(weights)
         directions.append(sums[: len(OBJECTIVES)])
         gradients.append(sums[len(OBJECTIVES) :])
     return changes_per_step(np.stack(directions), np.stack(gradients))
@@ -305,7 +320,11 @@ MEMORY_LIMIT = 16 * 2**30  # bytes for the gradients of all batches, on the CPU
 OnBatch = Callable[[Rollouts, TokenBatch, torch.Tensor], None]  # rollouts, rows, mask of own tokens
 
 
-def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lambda *batch: None) -> Changes:
+def measure_model(
+    trainer: DrGRPOTrainer,
+    batches: int,
+    on_batch: OnBatch = lambda *batch: None,
+) -> Changes:
     """Effect of one update of each objective on the lengths of correct and incorrect answers and on the pass rate.
 
     Args:
@@ -329,7 +348,9 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
     remedy = "Leave it at its default: the score function is that of the whole distribution."
     refuse_distorted_sampling(trainer.args, remedy)
     trainable = sum(parameter.numel() for parameter in _trained_parameters(trainer))
-    needed = trainable * batches * (len(OBJECTIVES) + len(QUANTITIES)) * 4  # bytes of float32
+    # One vector in float32 for each objective and quantity of each batch: all batches are compared in the end.
+    vectors = batches * (len(OBJECTIVES) + len(QUANTITIES))
+    needed = trainable * vectors * 4
     if needed > MEMORY_LIMIT:
         got = f"{trainable:,} of them, {needed / 2**30:.0f} GiB of gradients for {batches} batches"
         expected = f"at most {MEMORY_LIMIT / 2**30:.0f} GiB"
@@ -346,7 +367,12 @@ def measure_model(trainer: DrGRPOTrainer, batches: int, on_batch: OnBatch = lamb
     return measure(sampled())
 
 
-def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, weights: np.ndarray) -> np.ndarray:
+def score_sums(
+    trainer: DrGRPOTrainer,
+    tokens: TokenBatch,
+    mask: torch.Tensor,
+    weights: np.ndarray,
+) -> np.ndarray:
     """Return `sum_i w_i grad log pi(o_i)` over a batch, for several weights at once.
 
     Args:
@@ -359,26 +385,33 @@ def score_sums(trainer: DrGRPOTrainer, tokens: TokenBatch, mask: torch.Tensor, w
         `np.ndarray` of shape `(W, n)`, float32: Over the n trainable parameters.
     """
     parameters = _trained_parameters(trainer)
-    sums = np.zeros((len(weights), sum(parameter.numel() for parameter in parameters)), dtype=np.float32)
+    width = sum(parameter.numel() for parameter in parameters)
+    sums = np.zeros((len(weights), width), dtype=np.float32)
     is_finite = np.isfinite(weights).all(axis=1)
     sums[~is_finite] = np.nan
     finite_weights = np.flatnonzero(is_finite).tolist()
     size = trainer.args.per_device_train_batch_size
     for first in range(0, len(mask), size):
         rows = slice(first, first + size)
-        part = TokenBatch(tokens.input_ids[rows], tokens.attention_mask[rows], tokens.completion_width)
+        part = TokenBatch(
+            tokens.input_ids[rows],
+            tokens.attention_mask[rows],
+            tokens.completion_width,
+        )
         log_probs = trainer.score_tokens(trainer.model, part)[0]
         row_log_probs = (log_probs * mask[rows]).sum(dim=1)
         for w in finite_weights:
-            factors = torch.as_tensor(weights[w, rows], dtype=row_log_probs.dtype, device=row_log_probs.device)
+            factors = torch.as_tensor(weights[w, rows]).to(row_log_probs)
             gradients = torch.autograd.grad(
                 factors @ row_log_probs,
                 parameters,
-                retain_graph=w != finite_weights[-1],  # one forward serves all weights; the last one frees its graph
+                # One forward serves all weights; the last one frees its graph.
+                retain_graph=w != finite_weights[-1],
                 materialize_grads=True,
             )
             # The sums of all weights may be too large for a GPU, so they are kept on the CPU.
-            sums[w] += torch.cat([gradient.float().flatten().cpu() for gradient in gradients]).numpy()
+            parts = [gradient.float().flatten().cpu() for gradient in gradients]
+            sums[w] += torch.cat(parts).numpy()
     return sums
 
 
@@ -391,7 +424,8 @@ def _reduced(trainer: DrGRPOTrainer, batch: CreditedBatch) -> Rollouts:
     rule = trainer.diagnostics.correctness_rule
     verdicts = None
     if rule:
-        verdicts = rule.judge(batch.scored.rewards_per_func[:, rule.index].tolist())
+        rewards_of_rule = batch.scored.rewards_per_func[:, rule.index]
+        verdicts = rule.judge(rewards_of_rule.tolist())
     if verdicts is None:
         expected = "a reward of 0 or 1, or the value from which on a completion is correct"
         raise InputError("correct_threshold", "none", expected, "Set it, and correct_reward for another reward.")
@@ -400,13 +434,16 @@ def _reduced(trainer: DrGRPOTrainer, batch: CreditedBatch) -> Rollouts:
     if missing:
         got = f"{missing} of {len(rewards)} completions without a reward"
         raise InputError("reward_funcs", got, "a reward for each", "Measure with a reward that scores everything.")
+    # A row whose tokens are masked has none, and 0 is no divisor.
+    lengths = batch.trained_mask.sum(dim=1).clamp(min=1)
+    stopped = [ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids]
     return Rollouts(
         rewards,
         right=np.array([verdict is True for verdict in verdicts]),
-        lengths=batch.trained_mask.sum(dim=1).clamp(min=1).cpu().numpy(),  # a masked row has none; 0 is no divisor
+        lengths=lengths.cpu().numpy(),
         num_generations=batch.num_generations,
         loss_normalizer=trainer.loss_normalizer,
-        stopped=np.array([ids[-1] in trainer.stop_token_ids for ids in batch.scored.completion_ids]),
+        stopped=np.array(stopped),
     )
 
 
@@ -416,12 +453,14 @@ def sampled_batches(trainer: DrGRPOTrainer) -> Iterator[tuple[CreditedBatch, Tra
     Args:
         trainer ([`DrGRPOTrainer`]): The trainer; its model does not change.
     """
-    caught: list[CreditedBatch] = []
+    credited = []
     while True:
+        # A dataloader ends with its dataset, and the next one goes on with other prompts.
         for inputs in trainer.get_train_dataloader():
-            with swapped(trainer, on_credit=caught.append):
+            # Swapped for the call alone: whoever takes a batch may run the trainer before the next one.
+            with swapped(trainer, on_credit=credited.append):
                 rollouts = trainer.sample_rollouts(inputs)
-            yield caught.pop(), rollouts
+            yield credited.pop(), rollouts
 
 
 # To read and to keep -------------------------------------------------------------------------------------------------
@@ -445,12 +484,14 @@ def changes_table(changes: Changes) -> str:
     """
     differences = dict(changes.differences_from_dr_grpo)
     del differences[REFERENCE]  # a row of zeros
+    tables = {
+        f"Change per update of unit length, {changes.batches} batches, ± standard error:\n": changes.changes,
+        f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n": differences,
+    }
+    head = markdown.head(["objective", *_HEADINGS.values()])
     lines = []
-    for title, estimates in (
-        (f"Change per update of unit length, {changes.batches} batches, ± standard error:\n", changes.changes),
-        (f"\nDifference from {OBJECTIVES[REFERENCE].label}, from the same batches:\n", differences),
-    ):
-        lines += [title, markdown.head(["objective", *_HEADINGS.values()])]
+    for title, estimates in tables.items():
+        lines += [title, head]
         for name, estimate_of_quantity in estimates.items():
             cells = [OBJECTIVES[name].label]
             for quantity in _HEADINGS:
@@ -465,7 +506,8 @@ def changes_table(changes: Changes) -> str:
 
 
 def pushes(
-    batches: Sequence[Rollouts], decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    batches: Sequence[Rollouts],
+    decisions: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, dict[str, Push]]:
     """Return the push of an update on the decision to stop, see `features/diagnostics/statistics.py`.
 
@@ -480,9 +522,11 @@ def pushes(
     lengths = np.concatenate([rollouts.lengths for rollouts in batches])
     right = np.concatenate([rollouts.right for rollouts in batches])
     stopped = np.concatenate([rollouts.stopped for rollouts in batches])
-    weights = np.concatenate([rollouts.direction_weights() for rollouts in batches], axis=1)  # (O, rows)
+    weights_of_batches = [rollouts.direction_weights() for rollouts in batches]
+    weights = np.concatenate(weights_of_batches, axis=1)  # (O, rows)
     # A row is compared with the other groups of its own batch, so it carries the numbers of both.
-    batch = np.repeat(np.arange(len(batches)), [len(rollouts.lengths) for rollouts in batches])
+    rows_of_batches = [len(rollouts.lengths) for rollouts in batches]
+    batch = np.repeat(np.arange(len(batches)), rows_of_batches)
     group = np.arange(len(lengths)) // batches[0].num_generations
     if decisions is not None:
         lengths = decisions(lengths, stopped)
@@ -511,7 +555,8 @@ def push_table(pushes_of_objectives: dict[str, dict[str, Push]]) -> str:
             cells.append(text)
         rows.append(markdown.row(cells, first=str))
     title = f"Push to go on instead of stopping, in decisions per unit of weight, {groups} live groups, ± 95%:\n"
-    return "\n".join([title, markdown.head(["objective", "correct answers", "incorrect answers"]), *rows])
+    head = markdown.head(["objective", "correct answers", "incorrect answers"])
+    return "\n".join([title, head, *rows])
 
 
 def plain(value: object) -> Any:
@@ -520,6 +565,6 @@ def plain(value: object) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if value != value:
+    if value != value:  # NaN, which JSON does not have
         return None
     return value

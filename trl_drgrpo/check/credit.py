@@ -40,6 +40,7 @@ from trl_drgrpo.check.tabular_policies import (
     Credit,
     Gradients,
     Objective,
+    Rows,
     SmallPolicy,
     Trajectory,
     compare,
@@ -103,15 +104,19 @@ def _line(
     control: bool = False,
     **options: Any,
 ) -> CreditCase:
-    return CreditCase(environment, name, partial(compare, policies, credit, objective, **options), control)
+    # Enumerated when the case runs: the list of cases alone costs nothing.
+    gradients = partial(compare, policies, credit, objective, **options)
+    return CreditCase(environment, name, gradients, control)
 
 
 def _stop_or_go() -> Iterator[CreditCase]:
     """Rows that decide after each step whether to write another one: the credit of that decision."""
     policies = [stop_or_go(0.2), stop_or_go(0.8)]
+    policies_at_once = [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)]
+    merged_policies = [policy.map(Trajectory.with_eos_in_last_step) for policy in policies]
     line = partial(_line, "stop or go", policies)
-    at_once = partial(_line, "stop or go", [stop_or_go(0.2, at_once=True), stop_or_go(0.8, at_once=True)])
-    merged = partial(_line, "stop or go", [policy.map(Trajectory.with_eos_in_last_step) for policy in policies])
+    at_once = partial(_line, "stop or go", policies_at_once)
+    merged = partial(_line, "stop or go", merged_policies)
     to_go = TrainerCredit()
     without_baseline = TrainerCredit(step_baseline="none")
     increments = TrainerCredit(step_credit="min_increments")
@@ -126,13 +131,15 @@ def _stop_or_go() -> Iterator[CreditCase]:
     # The decision to go on earns the later rewards, which a step's own reward leaves out.
     yield line("immediate", TrainerCredit(step_credit="immediate"), control=True)
     # Published baselines are subtracted once per later step: a row that writes more steps pays more often.
-    for baseline, name in (
-        ("deepseekmath", "DeepSeekMath, pooled mean"),
-        ("pooled_others", "pooled mean of the others"),
-        ("per_completion", "mean of the rows' means"),
-        ("same_index", "mean of the same step"),
-    ):
-        yield line(name, TrainerCredit(step_baseline=baseline), control=True)
+    published_baselines = {
+        "deepseekmath": "DeepSeekMath, pooled mean",
+        "pooled_others": "pooled mean of the others",
+        "per_completion": "mean of the rows' means",
+        "same_index": "mean of the same step",
+    }
+    for baseline, name in published_baselines.items():
+        credit = TrainerCredit(step_baseline=baseline)
+        yield line(name, credit, control=True)
     z_score = TrainerCredit(step_baseline="deepseekmath", deepseekmath_step_std=True)
     yield line("DeepSeekMath, z-score per step", z_score, control=True)
     pure = partial(published_credit, worst_to_go)
@@ -143,10 +150,11 @@ def _outcome() -> Iterator[CreditCase]:
     """Outcome rewards, alone and beside step rewards."""
     line = partial(_line, "reasoning, outcome", [reasoning()])
     yield line("leave_one_out", TrainerCredit(None, advantage_baseline="leave_one_out"), outcome)
+    # The group's mean counts the row itself, so the gradient is (G - 1) / G of the exact one.
     mean = TrainerCredit(None, advantage_baseline="group_mean")
     yield line("group_mean, times G/(G-1)", mean, outcome, share=_with_own_row)
     credit = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
-    yield line("leave_one_out and to_go", credit, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    yield line("leave_one_out and to_go", credit, half_outcome_and_quarter_steps)
 
 
 def _truncated() -> Iterator[CreditCase]:
@@ -155,15 +163,14 @@ def _truncated() -> Iterator[CreditCase]:
     line = partial(_line, "truncated rows masked", [policy])
     masked = TrainerCredit(None, advantage_baseline="leave_one_out", mask_truncated_completions=True)
     yield line("outcome: E[(1-t) r + t J]", masked, if_complete(outcome, policy))
-    chance = 0.25
     short = reasoning(max_steps=2)
     yield _line(
         "truncated rows masked",
-        [short.at_times_unscorable(chance)],
+        [short.at_times_unscorable(UNSCORABLE)],
         "outcome, unscorable by chance",
         masked,
         if_scorable(if_complete(outcome, short)),
-        share=partial(_with_another_scorable_row, chance),
+        share=_with_another_scorable_row,
     )
     yield line("outcome: E[r]", masked, outcome, control=True)
     # A trainer refuses the mask beside step rewards, so these rows are masked behind it. Whether a row is cut off
@@ -185,15 +192,22 @@ def _truncated() -> Iterator[CreditCase]:
 
 def if_complete(objective: Objective, policy: SmallPolicy) -> Objective:
     """Return the objective, its mean under the policy (a constant) for a truncated row."""
-    chances = policy.probabilities().tolist()
-    mean = sum(chance * objective(row) for chance, row in zip(chances, policy.rows, strict=True))
-    return lambda row: objective(row) if row.closing else mean
+    mean = 0.0
+    for chance, row in zip(policy.probabilities().tolist(), policy.rows, strict=True):
+        mean += chance * objective(row)
+
+    def of_complete_row(row: Trajectory) -> float:
+        if row.closing:
+            return objective(row)
+        return mean
+
+    return of_complete_row
 
 
 def without_truncated(credit: Credit) -> Credit:
     """Return the same credit without a gradient in truncated rows."""
 
-    def of_complete_rows(rows: Sequence[Trajectory], num_generations: int) -> torch.Tensor:
+    def of_complete_rows(rows: Rows, num_generations: int) -> torch.Tensor:
         is_complete = torch.tensor([[row.closing] for row in rows])
         return credit(rows, num_generations) * is_complete
 
@@ -208,7 +222,8 @@ def _value_baseline() -> Iterator[CreditCase]:
     values = {"exact": exact_value(policy), "random": random_value, "adversarial": adversarial_value}
     for name, value in values.items():
         # Fitted to earlier batches, c is a constant for this one.
-        yield line(f"V {name}, c of earlier batches", baseline(value, fitted=0.75), outcome, prompts=1)
+        fitted = baseline(value, fitted=0.75)
+        yield line(f"V {name}, c of earlier batches", fitted, outcome, prompts=1)
     fitted_here = baseline(adversarial_value)
     yield line("V adversarial, c of the other group", fitted_here, outcome, group_sizes=(2,), prompts=2)
     mean = baseline(adversarial_value, fitted=0.75, advantage_baseline="group_mean")
@@ -219,15 +234,17 @@ def _value_baseline() -> Iterator[CreditCase]:
     yield line("scores of the text so far, paid alone", of_text_so_far, paid(random_value))
     of_later_text = TrainerCredit(hindsight, outcome_weight=0.0)
     yield line("scores of later text, paid alone", of_later_text, paid(hindsight), control=True)
+    # Paid as rewards, the values of a row add up: it is no longer the outcome that is trained on.
     for name, value in values.items():
         yield line(f"V {name}, paid as a reward", TrainerCredit(value), outcome, control=True)
 
 
 def exact_value(policy: SmallPolicy) -> Judge:
     """Return a judge of the expected outcome after each step."""
-    worth: dict[str, float] = defaultdict(float)
-    mass: dict[str, float] = defaultdict(float)
+    worth = defaultdict(float)
+    mass = defaultdict(float)
     for row, probability in zip(policy.rows, policy.probabilities().tolist(), strict=True):
+        # `accumulate` adds texts: of the steps "+\n" and "-\n" it makes the prefixes "+\n" and "+\n-\n".
         for text in accumulate(str(row.text).splitlines(keepends=True)):
             worth[text] += probability * row.outcome
             mass[text] += probability
@@ -236,12 +253,16 @@ def exact_value(policy: SmallPolicy) -> Judge:
 
 def random_value(steps: Sequence[str]) -> list[float]:
     """Noise, the same for the same prefix."""
-    return [Random(text).uniform(-4, 4) for text in accumulate(steps)]
+    values = []
+    for text in accumulate(steps):
+        generator = Random(text)  # seeded by the prefix
+        values.append(generator.uniform(-4, 4))
+    return values
 
 
 def adversarial_value(steps: Sequence[str]) -> list[float]:
     """A judge that prefers bad steps, and length above all."""
-    return [8.0 * (k + 1) - 2.0 * good for k, good in enumerate(good_steps(steps))]
+    return [8.0 * count - 2.0 * good for count, good in enumerate(good_steps(steps), start=1)]
 
 
 def hindsight(steps: Sequence[str]) -> list[float]:
@@ -251,7 +272,17 @@ def hindsight(steps: Sequence[str]) -> list[float]:
 
 def paid(judge: Judge) -> Objective:
     """Objective: the sum of a judge's scores."""
-    return lambda row: sum(judge(str(row.text).splitlines(keepends=True)))  # type: ignore[arg-type]
+
+    def sum_of_scores(row: Trajectory) -> float:
+        steps = str(row.text).splitlines(keepends=True)
+        return sum(judge(steps))  # type: ignore[arg-type]  # these judges score every step
+
+    return sum_of_scores
+
+
+def half_outcome_and_quarter_steps(row: Trajectory) -> float:
+    """Objective of `outcome_weight=0.5` and `process_weight=0.25`."""
+    return 0.5 * outcome(row) + 0.25 * total(row)
 
 
 def _with_own_row(group_size: int) -> float:
@@ -259,9 +290,12 @@ def _with_own_row(group_size: int) -> float:
     return (group_size - 1) / group_size
 
 
-def _with_another_scorable_row(chance: float, group_size: int) -> float:
+UNSCORABLE = 0.25  # probability that a row is unscorable by chance
+
+
+def _with_another_scorable_row(group_size: int) -> float:
     """Return the probability that a row's group has a second scorable row: one without has no baseline."""
-    return 1 - chance ** (group_size - 1)
+    return 1 - UNSCORABLE ** (group_size - 1)
 
 
 def _two_turns() -> Iterator[CreditCase]:
@@ -298,7 +332,8 @@ def _forks() -> Iterator[CreditCase]:
         control: bool = False,
         **options: Any,
     ) -> CreditCase:
-        return CreditCase("forks", name, partial(compare_forked, policy, credit, objective, **options), control)
+        gradients = partial(compare_forked, policy, credit, objective, **options)
+        return CreditCase("forks", name, gradients, control)
 
     yield line("outcome", policy, rewarded)
     yield line("outcome, three branches", policy, rewarded, branches=3)
@@ -308,42 +343,50 @@ def _forks() -> Iterator[CreditCase]:
     yield line("to_go, rows may be EOS alone", at_once, to_go, total)
     yield line("min_increments: the worst step", policy, increments, lowest)
     yield line("min_increments, cut twice", deep, increments, lowest, depth=2)
-    yield line("outcome and to_go", policy, with_steps, lambda row: 0.5 * outcome(row) + 0.25 * total(row))
+    yield line("outcome and to_go", policy, with_steps, half_outcome_and_quarter_steps)
     # Leaves share tokens with the row that they are compared with; siblings do not.
     yield line("mean over all leaves", policy, over_all_leaves(rewarded), control=True)
     yield line("mean over the other leaves", policy, over_all_leaves(leave_one_out), control=True)
     yield line("to_go over all leaves", policy, over_all_leaves(to_go), total, control=True)
+    # A rule may read the text before the cut, never the outcome.
     yield line("only what failed is cut", policy, rewarded, rule=only_failures, control=True)
+    # A token that several leaves share is sampled once and trained in each of them.
     yield line("shared tokens weigh 1 of G", policy, trained_in_one_leaf(rewarded), control=True)
 
 
 def _unscorable() -> Iterator[CreditCase]:
     """Rows without an outcome: by chance, or because of what they wrote."""
-    chance = 0.25
-    short = reasoning(max_steps=2).at_times_unscorable(chance)
-    share = partial(_with_another_scorable_row, chance)
+    environment = "unscorable by chance"
+    short = reasoning(max_steps=2).at_times_unscorable(UNSCORABLE)
+    states = shared_states().at_times_unscorable(UNSCORABLE)
     alone = TrainerCredit(None, advantage_baseline="leave_one_out")
     fitted = TrainerCredit(adversarial_value, fitted=0.75, process_role="baseline", advantage_baseline="leave_one_out")
     with_steps = TrainerCredit(advantage_baseline="leave_one_out", outcome_weight=0.5, process_weight=0.25)
     reward = if_scorable(outcome)
     steps = if_scorable(total)
-    line = partial(_line, "unscorable by chance", [short], share=share)
+    line = partial(_line, environment, [short], share=_with_another_scorable_row)
     yield line("leave_one_out", alone, reward)
     yield line("V adversarial as baseline", fitted, reward, group_sizes=(3,), prompts=1)
-    yield line("to_go and leave_one_out", with_steps, lambda row: 0.5 * reward(row) + 0.25 * steps(row))
-    turns = partial(_line, "unscorable by chance", [shared_states().at_times_unscorable(chance)], share=share)
+    yield line("to_go and leave_one_out", with_steps, if_scorable(half_outcome_and_quarter_steps))
+    turns = partial(_line, environment, [states], share=_with_another_scorable_row)
     yield turns("to_go with state keys", TrainerCredit(step_separator="turn"), steps)
     # One unscorable leaf silences its whole group, see `node_advantages`.
-    forked = partial(compare_forked, short, share=lambda group_size: (1 - chance) ** (group_size - 1))
-    yield CreditCase("unscorable by chance", "forks, outcome", partial(forked, TrainerCredit(None), reward))
+    forked = partial(compare_forked, short, share=lambda group_size: (1 - UNSCORABLE) ** (group_size - 1))
+    yield CreditCase(environment, "forks, outcome", partial(forked, TrainerCredit(None), reward))
     to_go = TrainerCredit(outcome_weight=0.0)
-    yield CreditCase("unscorable by chance", "forks, to_go", partial(forked, to_go, steps))
+    yield CreditCase(environment, "forks, to_go", partial(forked, to_go, steps))
 
     def failing(worth: float) -> list[SmallPolicy]:
         """Reasoning in which a first bad step makes the verifier hang."""
-        written = reasoning(max_steps=2)
-        return [written.map(lambda row: replace(row, outcome=worth) if str(row.text).startswith(BAD) else row)]
 
+        def judged(row: Trajectory) -> Trajectory:
+            if str(row.text).startswith(BAD):
+                return replace(row, outcome=worth)
+            return row
+
+        return [reasoning(max_steps=2).map(judged)]
+
+    # Leaving out what failed because of its text is a reward for failing: the mean of the others, not the lowest.
     yield _line("a failing verifier", failing(0.0), "failures paid the lowest reward", alone, outcome)
     yield _line("a failing verifier", failing(math.nan), "failures left out", alone, reward, control=True)
 
@@ -362,7 +405,7 @@ def _prompts() -> Iterator[CreditCase]:
         yield CreditCase("three prompts", name, gradients, control)
 
 
-# Four orders above the differences seen, in float64; relative.
+# Relative. Four orders above the differences that were seen, in float64.
 TOLERANCE = 1e-12
 
 
@@ -389,7 +432,8 @@ def run_credit_case(case: CreditCase) -> CreditResult:
     differences = []
     for gradient, exact in case.gradients():
         if case.control:
-            # Compare the positive multiple that comes closest: any multiple is a learning rate.
+            # Compare the positive multiple that comes closest: any multiple is a learning rate. The closest one is the
+            # projection, |s g - e| at s = (g e) / (g g); where it points away no multiple comes closer than s = 0.
             along = (gradient @ exact).item()
             scale = 0.0
             if along > 0:

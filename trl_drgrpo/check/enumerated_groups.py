@@ -23,14 +23,17 @@ from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 
 from trl_drgrpo.check.tabular_policies import (
     BAD,
     GOOD,
     GROUP_SIZES,
     SEPARATOR,
+    Credit,
     Gradients,
     Objective,
+    Rows,
     SmallPolicy,
     Trajectory,
 )
@@ -40,11 +43,14 @@ from trl_drgrpo.host_proof.recording import DEFAULTS
 from trl_drgrpo.host_proof.tiny import tiny_model, tiny_tokenizer
 from trl_drgrpo.objective.advantages import group_advantages, keep_probability, select_groups
 from trl_drgrpo.objective.fork_advantages import Forks
+from trl_drgrpo.process_rewards.step_scorer import log_nothing
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.batches import RolloutBatch, ScoredBatch
 
-Rule = Callable[[Trajectory, int], int | None]  # row, tokens before its last cut -> tokens before the next
-ForkedCredit = Callable[[Sequence[Trajectory], int, Forks], torch.Tensor]  # rows, G, cuts -> advantages (B, T)
+# Row, tokens before its last cut -> tokens before the next one; `None`: it has no further cut.
+Rule = Callable[[Trajectory, int], int | None]
+# Rows, G, cuts -> advantages (B, T).
+ForkedCredit = Callable[[Rows, int, Forks], torch.Tensor]
 PARENTS = 2
 
 
@@ -66,18 +72,22 @@ class Tree:
 def behind_the_first_step(row: Trajectory, after: int) -> int | None:
     """Cut of `fork_at="drawn"` in a first batch; a further cut lies behind the second step, and so on."""
     places = _places(row)
-    return first_above(places, places, 0.0, after)  # every place is above 0: the first one behind `after`
+    # Places stand in for doubts, since each is above 0: the first one behind `after` is taken.
+    return first_above(places, places, 0.0, after)
 
 
 def behind_a_bad_step(row: Trajectory, after: int) -> int | None:
     """Cut behind the first bad step, that of `fork_at="doubt"` with an exact judge."""
-    doubts = [float(line.startswith(BAD)) for line in str(row.text).splitlines()]
+    lines = str(row.text).splitlines()
+    doubts = [float(line.startswith(BAD)) for line in lines]
     return first_above(_places(row), doubts, 0.5, after)
 
 
 def only_failures(row: Trajectory, after: int) -> int | None:
     """Cut behind the first step of rows that fail in the end: the choice depends on tokens behind the cut."""
-    return None if row.outcome else behind_the_first_step(row, after)
+    if row.outcome:
+        return None
+    return behind_the_first_step(row, after)
 
 
 def compare_forked(
@@ -104,13 +114,20 @@ def compare_forked(
         Iterator over pairs: the expected gradient, and the exact one.
     """
     group_size = PARENTS * branches**depth
-    groups = [_joined(trees) for trees in product(_trees(policy, rule, branches, depth), repeat=PARENTS)]
-    leaves = [group.leaves for group in groups]
-    cuts = list(chain.from_iterable(group.cuts for group in groups))
-    # One call for all groups: credit of a group does not depend on the others.
-    advantages = credit([policy.rows[leaf] for leaf in chain(*leaves)], group_size, Forks(branches, cuts))
-    advantages = advantages.view(len(groups), group_size, -1)
-    probabilities = torch.tensor([group.probability for group in groups], dtype=torch.float64)
+    leaves = []
+    cuts = []
+    chances = []
+    trees_of_a_parent = _trees(policy, rule, branches, depth)
+    for trees in product(trees_of_a_parent, repeat=PARENTS):
+        group = _joined(trees)
+        leaves.append(group.leaves)
+        cuts += group.cuts
+        chances.append(group.probability)
+    # One call for all groups: the credit of a group does not depend on the others.
+    rows = [policy.rows[leaf] for leaf in chain(*leaves)]
+    advantages = credit(rows, group_size, Forks(branches, cuts))
+    advantages = advantages.view(len(leaves), group_size, -1)
+    probabilities = torch.tensor(chances, dtype=torch.float64)
     gradient = policy.expected_gradient(leaves, advantages, probabilities)
     yield gradient / share(group_size), policy.gradient(objective)
 
@@ -118,7 +135,7 @@ def compare_forked(
 def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
     """Return the same credit, with each shared token in the first of its leaves alone, where it weighs 1 of G."""
 
-    def once(rows: Sequence[Trajectory], num_generations: int, forks: Forks) -> torch.Tensor:
+    def once(rows: Rows, num_generations: int, forks: Forks) -> torch.Tensor:
         advantages = credit(rows, num_generations, forks).clone()
         for i, cuts in enumerate(forks.cuts):
             for level, cut in enumerate(cuts):
@@ -131,7 +148,7 @@ def trained_in_one_leaf(credit: ForkedCredit) -> ForkedCredit:
     return once
 
 
-def over_all_leaves(credit: Callable[[Sequence[Trajectory], int], torch.Tensor]) -> ForkedCredit:
+def over_all_leaves(credit: Credit) -> ForkedCredit:
     """Return credit that takes leaves for independent rows."""
     return lambda rows, num_generations, forks: credit(rows, num_generations)
 
@@ -148,18 +165,23 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
         row = policy.rows[leaf]
         text = str(row.text)
         cut = rule(row, max(cuts, default=0))
-        if cut is None:
+        # Rows that a branch may become, with their chances.
+        siblings = {}
+        for i, candidate in enumerate(policy.rows):
             # Nowhere to cut: branches are the same text, though perhaps not all of them scorable.
-            cuts = (*cuts, len(row.log_probs))
-            siblings = [i for i, candidate in enumerate(policy.rows) if candidate.text == row.text]
-        else:
-            cuts = (*cuts, cut)
-            siblings = [i for i, candidate in enumerate(policy.rows) if str(candidate.text).startswith(text[:cut])]
-        chance_of_beginning = sum(chances[i] for i in siblings)
+            is_sibling = candidate.text == text
+            if cut is not None:
+                is_sibling = str(candidate.text).startswith(text[:cut])
+            if is_sibling:
+                siblings[i] = chances[i]
+        if cut is None:
+            cut = len(row.log_probs)
+        cuts = (*cuts, cut)
+        chance_of_beginning = sum(siblings.values())
         # The parent goes on as it was sampled; the other branches are sampled given what they begin with.
         for sampled in product(siblings, repeat=branches - 1):
-            chance = prod(chances[i] / chance_of_beginning for i in sampled)
-            subtrees = [list(forked(branch, cuts, 1.0)) for branch in (leaf, *sampled)]
+            chance = prod(siblings[i] / chance_of_beginning for i in sampled)
+            subtrees = [forked(branch, cuts, 1.0) for branch in (leaf, *sampled)]
             for trees in product(*subtrees):
                 yield _joined(trees, probability * chance)
 
@@ -169,17 +191,22 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
 
 def _joined(trees: Sequence[Tree], probability: float = 1.0) -> Tree:
     """Return independent trees beside each other as one."""
-    leaves: list[int] = []
-    cuts: list[tuple[int, ...]] = []
+    leaves: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, ...], ...] = ()
+    chance = 1.0
     for tree in trees:
         leaves += tree.leaves
         cuts += tree.cuts
-    return Tree(tuple(leaves), tuple(cuts), probability * prod(tree.probability for tree in trees))
+        chance *= tree.probability
+    return Tree(leaves, cuts, probability * chance)
 
 
 def _places(row: Trajectory) -> list[int]:
     """Tokens before each place where a row can be cut: a character is a token."""
-    ends = [k for k, mark in enumerate(str(row.text)) if mark == SEPARATOR]
+    ends = []
+    for k, character in enumerate(str(row.text)):
+        if character == SEPARATOR:
+            ends.append(k)
     return boundaries(ends, len(row.log_probs))
 
 
@@ -218,29 +245,46 @@ def chosen_prompts(
             if keep_chance != 1:  # the curriculum skips the prompt: no group, no gradient
                 draws.append(Draw(1 - keep_chance, False, 0.0))
             for group in _groups(rate, group_size):
+                chance = keep_chance * group.probability
                 is_candidate = group.is_candidate or not dynamic
-                draws.append(Draw(keep_chance * group.probability, is_candidate, group.gradient))
+                draws.append(Draw(chance, is_candidate, group.gradient))
             draws_of_prompts.append(draws)
         gradients = torch.zeros(len(rates), dtype=torch.float64)
         for order in orders:
+            # Weights are the inverse of these chances; without them all groups weigh the same.
             weights = None
             if weighted:
                 weights = [keep_chances[prompt] for prompt in order]
-            for draws in product(*(draws_of_prompts[prompt] for prompt in order)):
+            ordered_draws = [draws_of_prompts[prompt] for prompt in order]
+            for draws in product(*ordered_draws):
                 candidates = [draw.is_candidate for draw in draws]
-                selection = select_groups(candidates, GROUPS, len(draws), weights, mean_over_live=mean_over_live)
+                selection = select_groups(
+                    candidates,
+                    GROUPS,
+                    len(draws),
+                    weights,
+                    mean_over_live=mean_over_live,
+                )
                 probability = prod(draw.probability for draw in draws) / len(orders)
+                # The i-th draw is of the i-th prompt in this order.
                 for i, weight in zip(selection.draws, selection.weights, strict=True):
-                    gradients[order[i]] += probability * weight * draws[i].gradient / GROUPS
+                    prompt = order[i]
+                    gradients[prompt] += probability * weight * draws[i].gradient / GROUPS
         return gradients
 
     for group_size in GROUP_SIZES:
-        yield torch.cat([expected(NOW, group_size), expected(LATER, group_size)]), _exact_now_and_later()
+        gradients = [expected(NOW, group_size), expected(LATER, group_size)]
+        yield torch.cat(gradients), _exact_now_and_later()
 
 
 class Draw(NamedTuple):
-    """One result of drawing a prompt: its probability, whether the group may enter the batch, and the gradient of the
-    prompt's logit, 0 where the group was not generated or has equal rewards."""
+    """One result of drawing a prompt.
+
+    Args:
+        probability (`float`): Of this result.
+        is_candidate (`bool`): Whether the group may enter the batch.
+        gradient (`float`): Of the prompt's logit; 0 where the group was not generated or has equal rewards.
+    """
 
     probability: float
     is_candidate: bool
@@ -258,6 +302,7 @@ def retried_until_mixed() -> Iterator[Gradients]:
                 if group.is_candidate:
                     gradient += group.probability * group.gradient
                     probability += group.probability
+            # The sums run over live groups alone, so their probability is made up for.
             gradients.append(gradient / probability / len(NOW))
         yield torch.tensor(gradients, dtype=torch.float64), _exact_now_and_later()
 
@@ -268,16 +313,23 @@ def _groups(rate: float, group_size: int) -> list[Draw]:
     for correct in range(group_size + 1):
         rewards = (torch.arange(group_size) < correct).double()
         advantages = group_advantages(rewards, group_size, "leave_one_out")
+        # Binomial, with the probability that exactly so many of G completions are correct.
         probability = comb(group_size, correct) * rate**correct * (1 - rate) ** (group_size - correct)
-        gradient = (advantages * (rewards - rate)).mean().item()  # d log p / d logit = (1 or 0) - rate
-        groups.append(Draw(probability, bool((advantages != 0).any()), gradient))
+        # A prompt's completion is one decision with logit z: d log p / dz is 1 - rate if correct, else -rate.
+        scores = rewards - rate
+        gradient = (advantages * scores).mean().item()
+        is_live = bool((advantages != 0).any())
+        groups.append(Draw(probability, is_live, gradient))
     return groups
 
 
 def _exact_now_and_later() -> torch.Tensor:
     """Gradient of the mean pass rate over the prompts, once for each model."""
-    logits = torch.logit(torch.tensor([NOW, LATER], dtype=torch.float64)).requires_grad_()
-    return torch.autograd.grad(logits.sigmoid().mean(dim=1).sum(), logits)[0].flatten()
+    rates = torch.tensor([NOW, LATER], dtype=torch.float64)
+    logits = torch.logit(rates).requires_grad_()
+    # Each model's mean has a gradient in its own logits alone, so one sum gives both.
+    means = logits.sigmoid().mean(dim=1)
+    return torch.autograd.grad(means.sum(), logits)[0].flatten()
 
 
 # Credit --------------------------------------------------------------------------------------------------------------
@@ -293,7 +345,8 @@ def good_steps(steps: Sequence[str]) -> list[float]:
 
 def seen_steps(steps: Sequence[str]) -> list[float | None]:
     """Score the same, but leave out a step that holds no mark: an EOS alone, as process reward models have it."""
-    return [float(step[0] == GOOD) if step[0] in (GOOD, BAD) else None for step in steps]
+    scores = {GOOD: 1.0, BAD: 0.0}
+    return [scores.get(step[0]) for step in steps]
 
 
 class TrainerCredit:
@@ -307,7 +360,13 @@ class TrainerCredit:
         settings: Fields of the configuration.
     """
 
-    def __init__(self, judge: Judge | None = good_steps, *, fitted: float | None = None, **settings: Any):
+    def __init__(
+        self,
+        judge: Judge | None = good_steps,
+        *,
+        fitted: float | None = None,
+        **settings: Any,
+    ):
         self.judge = judge
         self.fitted = fitted
         self.settings = {"step_separator": [SEPARATOR], **DEFAULTS, **settings}
@@ -315,25 +374,44 @@ class TrainerCredit:
         self._ids: dict[Trajectory, list[int]] = {}
         self._scored: dict[Trajectory, Trajectory] = {}
 
-    def __call__(self, rows: Sequence[Trajectory], num_generations: int, forks: Forks | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        rows: Rows,
+        num_generations: int,
+        forks: Forks | None = None,
+    ) -> torch.Tensor:
         """Advantages `(B, T)` of one generation batch: rows in groups of `num_generations`, which may be forked."""
-        # An enumeration repeats its few rows in many groups, so each is read once.
-        self._read([row for row in dict.fromkeys(rows) if row not in self._scored])
+        self._read(rows)
         ids = [self._ids[row] for row in rows]
         rows = [self._scored[row] for row in rows]
-        lengths = torch.tensor([len(row.log_probs) for row in rows])
-        mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()  # (B, T)
+        tokens = [torch.ones_like(row.log_probs, dtype=torch.long) for row in rows]
+        mask = pad_sequence(tokens, batch_first=True)  # (B, T)
         if self.settings.get("mask_truncated_completions"):
-            mask = mask * torch.tensor([[row.closing] for row in rows])  # as TRL does
+            # As TRL does: a row that was cut off keeps its reward and loses its tokens.
+            mask = mask * torch.tensor([[row.closing] for row in rows])
         rewards = torch.tensor([row.outcome for row in rows], dtype=torch.float64)
+        scored = ScoredBatch(
+            rewards_per_func=rewards.unsqueeze(1),
+            inputs=[{"prompt": ""}] * len(rows),
+            prompts=[""] * len(rows),
+            completions=[row.text or "" for row in rows],
+            completion_ids=ids,
+        )
+        step_fields = {}
+        if self.judge is not None:
+            step_fields["step_rewards"] = []
+            step_fields["step_ends"] = []
+            for row in rows:
+                # A closing step, an EOS alone, has an end but no reward of its own.
+                scores = list(row.step_rewards)
+                if row.closing:
+                    scores.pop()
+                step_fields["step_rewards"].append(scores)
+                step_fields["step_ends"].append(list(row.step_ends))
+        if rows[0].state_keys:
+            step_fields["state_keys"] = [list(row.state_keys) for row in rows]
         batch = RolloutBatch(
-            scored=ScoredBatch(
-                rewards_per_func=rewards.unsqueeze(1),
-                inputs=[{"prompt": ""}] * len(rows),
-                prompts=[""] * len(rows),
-                completions=[row.text or "" for row in rows],
-                completion_ids=ids,
-            ),
+            scored=scored,
             rewards=rewards,
             completion_mask=mask,
             trained_mask=mask,
@@ -341,13 +419,8 @@ class TrainerCredit:
             own_rows=slice(0, len(rows)),
             training=False,  # nothing is remembered: in an enumeration the batch before is not an independent one
             forks=forks,
+            **step_fields,
         )
-        if self.judge is not None:
-            # A closing step, an EOS alone, has an end but no reward of its own.
-            step_rewards = [list(row.step_rewards[: len(row.step_rewards) - row.closing]) for row in rows]
-            batch = replace(batch, step_rewards=step_rewards, step_ends=[list(row.step_ends) for row in rows])
-        if rows[0].state_keys:
-            batch = replace(batch, state_keys=[list(row.state_keys) for row in rows])
         trainer = self.trainer  # built outside of the block: its model and tables are float32
         # Advantages of tokens have the default dtype. float32, which TRL's loss takes, would blur a fitted c.
         default = torch.get_default_dtype()
@@ -365,8 +438,8 @@ class TrainerCredit:
         """A trainer of the tiny model; it never trains."""
         judge = self.judge or good_steps
 
-        def judge_all(steps: Sequence[Sequence[str]], **kwargs: object) -> list[list[float | None]]:
-            return [list(judge(texts)) for texts in steps]
+        def judge_all(steps: Sequence[Sequence[str]], **kwargs: object) -> list[Sequence[float | None]]:
+            return list(map(judge, steps))
 
         with tempfile.TemporaryDirectory() as output_dir:
             trainer = DrGRPOTrainer(
@@ -379,25 +452,39 @@ class TrainerCredit:
             )
         if self.fitted is not None:
             # c is products / squares, over so many squares that the batch at hand hardly moves it.
-            trainer.earlier.value_baseline.load_state_dict({"squares": 1024.0, "products": 1024.0 * self.fitted})
+            sums = {"squares": 1024.0, "products": 1024.0 * self.fitted}
+            trainer.earlier.value_baseline.load_state_dict(sums)
         return trainer
 
-    def _read(self, rows: Sequence[Trajectory]) -> None:
-        """Tokenize rows, and let the trainer cut them into steps and score those."""
-        for row in rows:
-            ids = [0] * len(row.log_probs)
-            if row.text is not None:
-                ids = self.tokenizer.encode(row.text + str(self.tokenizer.eos_token) * row.closing)
-            self._ids[row] = ids
+    def _read(self, rows: Rows) -> None:
+        """Tokenize rows, and let the trainer cut them into steps and score those.
+
+        An enumeration repeats its few rows in many groups, so each is read once.
+        """
+        written = []
+        for row in dict.fromkeys(rows):
+            if row in self._scored:
+                continue
             self._scored[row] = row
-        rows = [row for row in rows if row.text is not None]
+            self._ids[row] = [0] * len(row.log_probs)
+            if row.text is not None:
+                text = row.text
+                if row.closing:
+                    text += str(self.tokenizer.eos_token)
+                self._ids[row] = self.tokenizer.encode(text)
+                written.append(row)
         scorer = self.trainer.step_scorer
-        if scorer is None or not rows:
+        if scorer is None or not written:
             return
-        ids = [self._ids[row] for row in rows]
-        scores = scorer.score(ids, [None] * len(rows), self.tokenizer, lambda name, value: None)
-        for row, steps, ends, rewards in zip(rows, scores.steps, scores.ends, scores.rewards, strict=True):
+        ids = [self._ids[row] for row in written]
+        scores = scorer.score(ids, [None] * len(ids), self.tokenizer, log_nothing)
+        for row, steps, ends, rewards in zip(written, scores.steps, scores.ends, scores.rewards, strict=True):
             closing = steps.closing is not None
             if closing:
                 rewards = [*rewards, 0.0]  # a step of an EOS alone is paid 0
-            self._scored[row] = replace(row, step_ends=tuple(ends), step_rewards=tuple(rewards), closing=closing)
+            self._scored[row] = replace(
+                row,
+                step_ends=tuple(ends),
+                step_rewards=tuple(rewards),
+                closing=closing,
+            )

@@ -57,6 +57,7 @@ def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | 
         adapter=Adapter(targets="all-linear"),
     )
     small_config = copy.deepcopy(model.config)
+    # The planner builds the class that a configuration names, and this one may name none, or another one.
     small_config.architectures = [type(model).__name__]
     parameters = None
     try:
@@ -66,6 +67,7 @@ def _plan(config: PreTrainedConfig, model: PreTrainedModel) -> tuple[str, int | 
         planner.estimate(adapted)
     except Exception as error:  # a model may raise anything; what only describes it ends nothing
         return str(error), parameters
+    # A count that differs shows that the planner has built another model.
     weights = model.num_parameters()
     if planner.parameters != weights:
         return f"it counts {planner.parameters:,} of the {weights:,} weights of the small model", parameters

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_drgrpo.config.config import DrGRPOConfig
@@ -43,6 +42,8 @@ from trl_drgrpo.host_proof.tiny import tiny_tokenizer
 from trl_drgrpo.objective.advantages import group_advantages
 from trl_drgrpo.objective.loss import dr_grpo_loss
 from trl_drgrpo.trainer import DrGRPOTrainer
+
+Settings = dict[str, Any]  # fields of a training configuration
 
 # Relative. In float64 four orders above the differences seen, eight below any wrong weight.
 TOLERANCE = 1e-10
@@ -82,7 +83,7 @@ class Case:
     stock: bool = False
     control: bool = False
 
-    def training_settings(self, max_steps: int) -> dict[str, Any]:
+    def training_settings(self, max_steps: int) -> Settings:
         """Fields of the training configuration; `settings` win over the rest."""
         return {
             **DEFAULTS,
@@ -149,9 +150,16 @@ def cases(full: bool = False) -> list[Case]:
 
 
 def _all_combinations() -> Iterator[Case]:
-    for accumulation, reuse, iterations, beta, lora in product((1, 2, 4), (1, 2), (1, 2), (0.0, 0.1), (False, True)):
+    for accumulation, reuse, iterations, beta, lora in product(
+        (1, 2, 4),
+        (1, 2),
+        (1, 2),
+        (0.0, 0.1),
+        (False, True),
+    ):
         micro_batch = 8 // accumulation  # always 8 rows per optimizer step
-        yield Case("", micro_batch, accumulation, accumulation * reuse, iterations, beta, lora)
+        steps_per_generation = accumulation * reuse
+        yield Case("", micro_batch, accumulation, steps_per_generation, iterations, beta, lora)
 
 
 def _one_of_each() -> Iterator[Case]:
@@ -168,29 +176,54 @@ def _one_of_each() -> Iterator[Case]:
 
 
 def _special() -> Iterator[Case]:
-    yield Case("L set on its own", 4, 2, 4, settings=(("loss_normalizer", 100),))
-    yield Case("no length limit", 4, 2, 2, settings=(("max_completion_length", None), ("loss_normalizer", 64)))
-    yield Case("leave-one-out", 4, 2, 2, settings=(("advantage_baseline", "leave_one_out"),))
-    yield Case("clip-higher", 4, 2, 4, 2, settings=(("epsilon", 0.1), ("epsilon_high", 0.28)))
-    yield Case("KL warm-up", 4, 2, 2, beta=0.1, settings=(("beta_warmup_steps", 4),))
-    yield Case("truncated rows masked", 4, 2, 2, settings=(("mask_truncated_completions", True),))
-    yield Case("uneven generations", 4, 2, 3, settings=(("num_generations", 6),))
+    def case(
+        name: str,
+        steps_per_generation: int,
+        num_iterations: int = 1,
+        beta: float = 0.0,
+        **settings: Any,
+    ) -> Case:
+
+        return Case(
+            name,
+            micro_batch=4,
+            accumulation=2,
+            steps_per_generation=steps_per_generation,
+            num_iterations=num_iterations,
+            beta=beta,
+            settings=tuple(settings.items()),
+        )
+
+    yield case("L set on its own", 4, loss_normalizer=100)
+    yield case("no length limit", 2, max_completion_length=None, loss_normalizer=64)
+    yield case("leave-one-out", 2, advantage_baseline="leave_one_out")
+    yield case("clip-higher", 4, num_iterations=2, epsilon=0.1, epsilon_high=0.28)
+    yield case("KL warm-up", 2, beta=0.1, beta_warmup_steps=4)
+    yield case("truncated rows masked", 2, mask_truncated_completions=True)
+    # A generation of 12 rows, of which an optimizer step takes 8: steps straddle two generations.
+    yield case("uneven generations", 3, num_generations=6)
     yield Case("shared prompts", 8, 1, 2, long_prompts=True)
     yield Case("shared prompts, KL, off-policy", 8, 1, 2, num_iterations=2, beta=0.1, long_prompts=True)
-    yield Case("TRL's micro-batches", 4, 2, 4, settings=(("micro_batching", "upstream"),))
+    yield case("TRL's micro-batches", 4, micro_batching="upstream")
     yield Case("TRL's float32 head", 4, 2, 4, num_iterations=2, beta=0.1, plain_head=False)
 
 
 def _controls() -> Iterator[Case]:
-    def stock(loss_type: str, scale_rewards: str, control: bool = True) -> Case:
-        settings = (("loss_type", loss_type), ("scale_rewards", scale_rewards))
-        name = f"TRL, loss_type={loss_type!r}, scale_rewards={scale_rewards!r}"
-        return Case(name, 4, 2, 2, settings=settings, stock=True, control=control)
-
-    yield stock("dr_grpo", "none", control=False)
-    yield stock("dr_grpo", "group")
-    yield stock("grpo", "group")
-    yield stock("dapo", "group")  # TRL's default
+    for loss_type, scale_rewards in (
+        ("dr_grpo", "none"),  # both switches set: equal by construction
+        ("dr_grpo", "group"),
+        ("grpo", "group"),
+        ("dapo", "group"),  # TRL's default
+    ):
+        yield Case(
+            f"TRL, loss_type={loss_type!r}, scale_rewards={scale_rewards!r}",
+            micro_batch=4,
+            accumulation=2,
+            steps_per_generation=2,
+            settings=(("loss_type", loss_type), ("scale_rewards", scale_rewards)),
+            stock=True,
+            control=scale_rewards != "none",
+        )
 
 
 def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
@@ -227,39 +260,52 @@ def run_case(case: Case, trainer_class: type | None = None) -> CaseResult:
     cosines = []
     residuals = []
     for index, step in enumerate(recording.steps):
-        exact_loss, exact_gradients = _specification(case, settings, recording, step, index)
-        gradient = torch.cat([step.gradients[name].double().flatten() for name in exact_gradients])
-        exact = torch.cat([part.double().flatten() for part in exact_gradients.values()])
+        exact_loss, exact = _specification(case, settings, recording, step, index)
         loss_differences.append(abs(sum(step.losses) - exact_loss))
-        gradient_differences.append(relative_difference(gradient, exact))
-        cosine = torch.nn.functional.cosine_similarity(gradient, exact, dim=0).item()
+        gradient_differences.append(relative_difference(step.gradient, exact))
+        cosine = torch.cosine_similarity(step.gradient, exact, dim=0).item()
         cosines.append(cosine)
-        residuals.append(math.sqrt(max(0.0, 1 - cosine**2)))  # rounding may take a cosine above 1
+        # Rounding may take a cosine above 1.
+        squared_residual = max(0.0, 1 - cosine**2)
+        residuals.append(math.sqrt(squared_residual))
     # torch's maximum is NaN if one difference is; Python's depends on the order.
     loss_difference = torch.tensor(loss_differences, dtype=torch.float64).max().item()
-    gradient_difference = max(gradient_differences)
+    gradient_difference = max(gradient_differences)  # none is NaN: `relative_difference` makes it infinite
     if not _all_were_trained(case, settings, recording):
         gradient_difference = math.inf
     residual = statistics.fmean(residuals)
     if case.control:
+        # A gradient that could not be compared is no proof of a difference.
         passed = residual > CONTROL_FLOOR and gradient_difference < math.inf
     else:
-        passed = gradient_difference <= case.tolerance and loss_difference <= case.tolerance  # False for a NaN
-    cosine = statistics.fmean(cosines)
-    return CaseResult(case, len(recording.steps), loss_difference, gradient_difference, passed, cosine, residual)
+        # Written so that a NaN fails.
+        passed = gradient_difference <= case.tolerance and loss_difference <= case.tolerance
+    return CaseResult(
+        case,
+        len(recording.steps),
+        loss_difference,
+        gradient_difference,
+        passed,
+        cosine=statistics.fmean(cosines),
+        residual=residual,
+    )
 
 
 def _specification(
-    case: Case, settings: dict[str, Any], recording: Recording, step: OptimizerStep, index: int
-) -> tuple[float, Weights]:
+    case: Case,
+    settings: Settings,
+    recording: Recording,
+    step: OptimizerStep,
+    index: int,
+) -> tuple[float, torch.Tensor]:
     """Loss and gradient of one optimizer step by the written-down objective, without the trainer."""
-    policy, tokenizer = build_policy(case.lora)
+    policy, _ = build_policy(case.lora)
     rows = []
     advantages = []
     lengths = []  # 0 for a row that was masked
     old_logps = []
     for recorded_row, rollouts in step.rows:
-        row, advantage = _scored_row(recorded_row, rollouts, tokenizer, settings)
+        row, advantage = _scored_row(recorded_row, rollouts, settings)
         rows.append(row)
         advantages.append(advantage)
         lengths.append(len(recorded_row[1]))
@@ -272,11 +318,13 @@ def _specification(
     warmup_steps = settings.get("beta_warmup_steps", 0)
     if warmup_steps:
         beta *= min(1.0, (index + 1) / warmup_steps)
+    columns = torch.arange(logps.size(1))
+    mask = columns < torch.tensor(lengths).unsqueeze(1)  # (B, T)
     loss = dr_grpo_loss(
         logps,
         _padded(old_logps).detach(),
         torch.tensor(advantages, dtype=torch.float64),
-        torch.arange(logps.size(1)) < torch.tensor(lengths).unsqueeze(1),  # (B, T)
+        mask,
         settings.get("loss_normalizer") or settings["max_completion_length"],
         epsilon_low=settings.get("epsilon", 0.2),
         epsilon_high=settings.get("epsilon_high"),
@@ -285,19 +333,21 @@ def _specification(
     )
     # The nominal rows are the divisor, also of a step from which rows without advantage were skipped.
     loss = loss * len(rows) / (case.micro_batch * case.accumulation)
-    parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    return loss.item(), dict(zip(parameters, gradients, strict=True))
+    # In the order of the recorded gradients.
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters)
+    return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording) -> bool:
+def _all_were_trained(case: Case, settings: Settings, recording: Recording) -> bool:
     """Tell whether every row that has a gradient was part of as many losses as there are iterations."""
-    tokenizer = tiny_tokenizer()
     for rollouts in recording.rollouts:
         if rollouts.micro_batches < case.steps_per_generation * case.num_iterations:
             continue  # the run ended in the middle of it
+        # Counted by content: two rows of a group may hold the same tokens.
         losses = Counter()
-        for row, advantage in _scored_rows(rollouts, tokenizer, settings):
+        for row, advantage in _scored_rows(rollouts, settings):
+            # Without an advantage a row may be skipped, unless a KL term trains it.
             if row[1] and (advantage != 0 or case.beta):
                 losses[row] += case.num_iterations
         for row, count in losses.items():
@@ -308,26 +358,22 @@ def _all_were_trained(case: Case, settings: dict[str, Any], recording: Recording
     return True
 
 
-def _scored_row(
-    row: Row, rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]
-) -> tuple[Row, float]:
+def _scored_row(row: Row, rollouts: Rollouts, settings: Settings) -> tuple[Row, float]:
     """A row with its advantage. One without tokens adds nothing: one of its group stands in for it."""
     prompt, completion = row
-    for candidate, advantage in _scored_rows(rollouts, tokenizer, settings):
+    for candidate, advantage in _scored_rows(rollouts, settings):
         if candidate == row or (not completion and candidate[0] == prompt):
             return candidate, advantage
     raise LookupError(f"a row that was trained but never generated: {row}")
 
 
-def _scored_rows(
-    rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]
-) -> Iterator[tuple[Row, float]]:
+def _scored_rows(rollouts: Rollouts, settings: Settings) -> Iterator[tuple[Row, float]]:
     """Yield every row of a generation batch with its advantage."""
     # float32, as TRL stores rewards: the difference to float64 is not this check's subject. numpy reads None as NaN.
     rewards = torch.from_numpy(np.array(rollouts.rewards, dtype=np.float32))
     baseline = settings.get("advantage_baseline", "group_mean")
     advantages = group_advantages(rewards, settings["num_generations"], baseline).tolist()
-    prompts = tokenizer(rollouts.prompts)["input_ids"]
+    prompts = tiny_tokenizer()(rollouts.prompts)["input_ids"]
     for prompt, completion, advantage in zip(prompts, rollouts.completions, advantages, strict=True):
         yield (tuple(prompt), completion), advantage
 
@@ -339,9 +385,12 @@ def _logps(policy: torch.nn.Module, weights: Weights, rows: list[Row]) -> list[t
             parameter.copy_(weights[name])
     logps = []
     for prompt, completion in rows:
-        logits = policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        row = torch.tensor([prompt + completion])  # (1, P + T)
+        # The logits at a token predict the next one, so the completion's begin at the prompt's last token.
+        logits = policy(row).logits[0, len(prompt) - 1 : -1]  # (T, V)
         targets = torch.tensor(completion).unsqueeze(1)
-        logps.append(logits.log_softmax(dim=-1).gather(1, targets).squeeze(1))
+        log_probs = logits.log_softmax(dim=-1)
+        logps.append(log_probs.gather(1, targets).squeeze(1))
     return logps
 
 

@@ -5,8 +5,10 @@ are short enough to matter within a few tokens. No weights are loaded.
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -48,8 +50,8 @@ _MOST = (
     (16, "sliding_window sliding_window_size attention_chunk_size attention_window_size chunk_size mamba_chunk_size"),
     (8, "index_topk"),
 )
-WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}
-MOST = {name: value for value, names in _MOST for name in names.split()}
+WIDTHS = {name: value for value, names in _WIDTHS for name in names.split()}  # set to this
+MOST = {name: value for value, names in _MOST for name in names.split()}  # lowered to this, never raised
 _DEPTH = ("num_hidden_layers", "n_layer", "num_layers")
 _KINDS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types")
 # Fields that name layers by number: lists of them, a mapping from them, how many are at the start and at the end.
@@ -65,6 +67,7 @@ _KEY_VALUE_HEADS = (
     "num_global_key_value_heads",
     "swa_num_key_value_heads",
 )
+Fields = dict[str, Any]  # of a configuration, by name
 _MOST_WEIGHTS = 400_000_000  # of a model in its own width, whose weights take seconds to draw
 
 
@@ -102,13 +105,16 @@ def small_model(
         parts.append(text)
     problems = []
     # From the best way on: narrow before its own width, and the whole model before its text part alone.
-    for is_narrow, layers in ((True, FEW_LAYERS), (True, MORE_LAYERS), (False, FEW_LAYERS)):
-        for part in parts:
-            try:
-                return _build(config, _Attempt(part, is_narrow, layers), tokenizer, trust_remote_code)
-            except Exception as error:  # configurations contradict themselves in many ways once a number changes
-                problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    sizes = ((True, FEW_LAYERS), (True, MORE_LAYERS), (False, FEW_LAYERS))
+    for (is_narrow, layers), part in product(sizes, parts):
+        attempt = _Attempt(part, is_narrow, layers)
+        try:
+            return _build(config, attempt, tokenizer, trust_remote_code)
+        except Exception as error:  # configurations contradict themselves in many ways once a number changes
+            message = " ".join(str(error).split())[:300]
+            problems.append(f"{type(error).__name__}: {message}")
     expected = "a decoder that can be built with few and narrow layers"
+    # The first problem is told: later attempts differ more from the model.
     raise InputError("--model", config.model_type, expected, f"transformers says: {problems[0]}")
 
 
@@ -122,7 +128,10 @@ class _Attempt:
 
 
 def _build(
-    config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
+    config: PreTrainedConfig,
+    attempt: _Attempt,
+    tokenizer: PreTrainedTokenizerBase,
+    trust_remote_code: bool,
 ) -> PreTrainedModel:
     import transformers
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -131,15 +140,13 @@ def _build(
     small = type(part).from_dict(_shrink(part, attempt, tokenizer))
     # The class that the configuration names, where it is one of transformers; else the one that goes with its type.
     architectures = getattr(config, "architectures", None) or [""]
-    model_class: Any = getattr(transformers, architectures[0], None)
-    build = model_class
-    if part is not config or model_class is None or model_class.config_class is not type(config):
+    build: Any = getattr(transformers, architectures[0], None)
+    if part is not config or build is None or build.config_class is not type(config):
         auto_class: Any = AutoModelForCausalLM
-        of_images = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        if type(small) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(small) in of_images:
+        is_language_model = type(small) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if not is_language_model and type(small) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             auto_class = AutoModelForImageTextToText
         build = partial(auto_class.from_config, trust_remote_code=trust_remote_code)
-
     if not attempt.is_narrow:
         # A few layers in their own width may be large: count before drawing weights.
         with torch.device("meta"):
@@ -149,6 +156,7 @@ def _build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(small).float()
+    # A random model almost never emits one particular token, so a byte in nine ends a completion too: lengths vary.
     stops = [tokenizer.eos_token_id, *range(len(tokenizer) // 9)]
     model.generation_config = transformers.GenerationConfig(eos_token_id=stops, pad_token_id=tokenizer.pad_token_id)
     # Some contradictions only show when the model runs.
@@ -158,13 +166,17 @@ def _build(
     return model.train()
 
 
-def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _shrink(
+    config: PreTrainedConfig,
+    attempt: _Attempt,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Fields:
     """Return the fields of a smaller configuration of the same kind."""
     fields = config.to_dict()
     depth = _depth(config, fields)
     parts = _consecutive_parts(fields, depth)
     layers = _choose_layers(config, fields, depth, attempt.layers)
-    small: dict[str, Any] = {}
+    small = {}
     for name, value in fields.items():
         # By name before by form: a list of layers' numbers may happen to be as long as the model is deep.
         if isinstance(value, dict) and name in _TEXT_PARTS:
@@ -172,6 +184,7 @@ def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTo
         elif isinstance(value, dict) and name == "vision_config":
             value = _one_layer(value, config.get_text_config(decoder=True), attempt)
         elif name in _NUMBERS and isinstance(value, list):
+            # Layers 0, 7, 8 of a model become 0, 1, 2.
             value = [place for place, number in enumerate(layers) if number in value]
         elif name == _BY_NUMBER and isinstance(value, dict):
             value = _renumber(value, layers, fields, attempt)
@@ -191,39 +204,49 @@ def _shrink(config: PreTrainedConfig, attempt: _Attempt, tokenizer: PreTrainedTo
     return small | _vocabulary(fields, tokenizer)
 
 
-def _choose_layers(config: PreTrainedConfig, fields: dict[str, Any], depth: int, least: int) -> list[int]:
+def _choose_layers(
+    config: PreTrainedConfig,
+    fields: Fields,
+    depth: int,
+    least: int,
+) -> list[int]:
     """Return the numbers of the layers that stay, ascending: the first of each kind, and more up to `least`.
 
     A kind is everything that a configuration says of a layer by its number.
     """
-    lists = [getattr(config, name, None) for name in _KINDS]
-    lists = [kinds for kinds in lists if isinstance(kinds, list) and len(kinds) == depth]
-    numbers = [set(fields.get(name) or ()) for name in _NUMBERS]
-    overrides = {int(number): repr(value) for number, value in (fields.get(_BY_NUMBER) or {}).items()}
-    first_shared = depth - (fields.get(_AT_THE_END) or 0)
-    parts = _consecutive_parts(fields, depth)
-    firsts: dict[tuple[Any, ...], int] = {}
+    # Lists with an entry for each layer, and groups of layers that are named by their numbers.
+    lists = []
+    for name in _KINDS:
+        kinds = getattr(config, name, None)
+        if isinstance(kinds, list) and len(kinds) == depth:
+            lists.append(kinds)
+    groups: list[Collection[int]] = [fields.get(name) or () for name in _NUMBERS]
+    groups += _consecutive_parts(fields, depth).values()
+    groups.append(range(fields.get(_AT_THE_START) or 0))
+    groups.append(range(depth - (fields.get(_AT_THE_END) or 0)))
+    overrides = {}
+    by_number = fields.get(_BY_NUMBER) or {}
+    for number, value in by_number.items():
+        overrides[int(number)] = repr(value)  # JSON's keys are texts
+    firsts = {}
     for number in range(depth):
-        kind = (
-            *(kinds[number] for kinds in lists),
-            *(number in listed for listed in numbers),
-            overrides.get(number),
-            number < (fields.get(_AT_THE_START) or 0),
-            number >= first_shared,
-            *(number in part for part in parts.values()),
-        )
+        entries = [kinds[number] for kinds in lists]
+        memberships = [number in group for group in groups]
+        kind = (*entries, *memberships, overrides.get(number))
         firsts.setdefault(kind, number)
-    is_listed = any(isinstance(fields.get(name), list) and fields[name] for name in (*_KINDS, *_NUMBERS))
-    if lists and not is_listed:
+    values = [fields.get(name) for name in (*_KINDS, *_NUMBERS)]
+    if lists and not any(value and isinstance(value, list) for value in values):
         # Kinds follow from a layer's number (every eighth is attention): only the first layers keep theirs.
-        return list(range(max(least, *firsts.values()) + 1))[:depth]
-    first_of_kinds = set(firsts.values())
-    more = [number for number in range(depth) if number not in first_of_kinds]
-    missing = max(0, least - len(first_of_kinds))
-    return sorted([*first_of_kinds, *more[:missing]])
+        last = max(least, *firsts.values())
+        return list(range(depth))[: last + 1]
+    chosen = set(firsts.values())
+    for number in range(depth):
+        if len(chosen) < least:
+            chosen.add(number)
+    return sorted(chosen)
 
 
-def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
+def _depth(config: PreTrainedConfig, fields: Fields) -> int:
     """Return the number of layers; 0 where a configuration does not say it."""
     for name in _DEPTH:
         # A property may count the layers of the cache instead, of which a loop over layers has more.
@@ -233,13 +256,14 @@ def _depth(config: PreTrainedConfig, fields: dict[str, Any]) -> int:
     return 0
 
 
-def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
+def _consecutive_parts(fields: Fields, depth: int) -> dict[str, range]:
     """Return the layers of each part of a model that a configuration cuts into consecutive parts, by the fields that
     count them; empty for a model in one part."""
     parts = {}
     start = 0
     for name, count in fields.items():
-        if name.endswith("_layers") and name not in _DEPTH and type(count) is int:
+        is_count = name.endswith("_layers") and type(count) is int  # no `bool`
+        if is_count and name not in _DEPTH:
             parts[name] = range(start, start + count)
             start += count
     if start != depth:
@@ -248,27 +272,34 @@ def _consecutive_parts(fields: dict[str, Any], depth: int) -> dict[str, range]:
 
 
 def _renumber(
-    by_number: dict[Any, Any], layers: list[int], fields: dict[str, Any], attempt: _Attempt
-) -> dict[str, Any]:
+    by_number: dict[Any, Any],
+    layers: list[int],
+    fields: Fields,
+    attempt: _Attempt,
+) -> Fields:
     """Return what a configuration says of single layers, for those that stay, by their new numbers."""
     small = {}
     for key, overrides in by_number.items():
         if int(key) not in layers:
             continue
+        new_number = layers.index(int(key))
+        new_overrides = dict(overrides)
         if attempt.is_narrow:
-            overrides = {name: _narrow(name, value, fields | overrides) for name, value in overrides.items()}
-            if overrides.get("head_dim") == HEAD_WIDTH:
-                overrides["head_dim"] = 2 * HEAD_WIDTH  # wider than in other layers, as in the model
-        small[str(layers.index(int(key)))] = overrides
+            for name, value in overrides.items():
+                new_overrides[name] = _narrow(name, value, fields | overrides)
+            if new_overrides.get("head_dim") == HEAD_WIDTH:
+                new_overrides["head_dim"] = 2 * HEAD_WIDTH  # wider than in other layers, as in the model
+        small[str(new_number)] = new_overrides
     return small
 
 
-def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
+def _narrow(name: str, value: Any, fields: Fields) -> Any:
     """Return a smaller value of a field, or the same where it is none of a width."""
     if name in _KEY_VALUE_HEADS and isinstance(value, int):
         # One head, fewer than the queries', or as many: the kind of attention stays.
-        heads = fields.get(name.replace("key_value", "attention")) or fields.get("num_attention_heads")
-        heads = heads or fields.get("n_head") or value
+        heads = value
+        for queries in ("n_head", "num_attention_heads", name.replace("key_value", "attention")):
+            heads = fields.get(queries) or heads
         if value >= heads:
             return HEADS
         return min(value, HEADS // 2)
@@ -285,21 +316,26 @@ def _narrow(name: str, value: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def _narrow_rope(rope: dict[str, Any]) -> dict[str, Any]:
+def _narrow_rope(rope: Fields) -> Fields:
     """Return rotary positions for heads of `HEAD_WIDTH`."""
     angles = HEAD_WIDTH // 2
     small = dict(rope)
     for name, value in rope.items():
         if isinstance(value, dict):  # of each kind of layer
             small[name] = _narrow_rope(value)
-        elif name == "mrope_section":  # the angles of time, height and width
-            small[name] = [angles - 2 * (angles // 3), angles // 3, angles // 3]
+        elif name == "mrope_section":  # the angles of time, height and width: 4, 2 and 2 of 8
+            third = angles // 3
+            small[name] = [angles - 2 * third, third, third]
         elif name in ("short_factor", "long_factor"):
             small[name] = value[:angles]
     return small
 
 
-def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt) -> dict[str, Any]:
+def _one_layer(
+    vision: Fields,
+    text: PreTrainedConfig,
+    attempt: _Attempt,
+) -> Fields:
     """Return the fields of a vision tower of one layer, which gives vectors of the text model's width."""
     small = dict(vision)
     width = getattr(text, "hidden_size", None)
@@ -308,8 +344,10 @@ def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt
         for name, value in vision.items():
             if value:
                 small[name] = _narrow(name, value, vision)
-    replaced: dict[str, Any] = dict.fromkeys((*_DEPTH, "depth"), 1)
-    replaced |= {"out_hidden_size": width, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
+    replaced: Fields = dict.fromkeys((*_DEPTH, "depth"), 1)
+    # Layers by number: the one that is left.
+    replaced |= {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [0]}
+    replaced["out_hidden_size"] = width
     if "embed_dim" in vision:  # the tower's own width; its hidden size is then the text model's
         replaced["hidden_size"] = width
     for name, value in replaced.items():
@@ -318,11 +356,11 @@ def _one_layer(vision: dict[str, Any], text: PreTrainedConfig, attempt: _Attempt
     return small
 
 
-def _vocabulary(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _vocabulary(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Fields:
     """Return the special tokens, within the tokenizer's vocabulary."""
     size = len(tokenizer)
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    small: dict[str, Any] = {}
+    small = {}
     # Tokens of images and the like, which no text has, go far behind the bytes that end a completion.
     next_id = size - 20
     for name, value in fields.items():

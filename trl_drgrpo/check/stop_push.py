@@ -15,7 +15,12 @@ class Push:
     groups: int
 
 
-def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray, batches: np.ndarray) -> np.ndarray:
+def decision_scores(
+    lengths: np.ndarray,
+    stopped: np.ndarray,
+    groups: np.ndarray,
+    batches: np.ndarray,
+) -> np.ndarray:
     """Return `k_i - c T_i` of each row `(B,)`, see [`stop_push`]; NaN in a batch of one group.
 
     Args:
@@ -24,18 +29,25 @@ def decision_scores(lengths: np.ndarray, stopped: np.ndarray, groups: np.ndarray
         groups (`np.ndarray` of shape `(B,)`, int), batches (`np.ndarray` of shape `(B,)`, int):
             Group of each row, different between batches, and its batch.
     """
+    # k: a token of a row is a decision to go on, but for the last one of a row that stopped.
     went_on = lengths - stopped
-    share_of_others = {}  # of decisions to go on, in the other groups of the batch
+    shares = np.full(len(lengths), math.nan)  # c of each row
     for batch in np.unique(batches):
         inside = batches == batch
         for group in np.unique(groups[inside]):
             other_rows = inside & (groups != group)
             decisions = lengths[other_rows].sum()
-            share_of_others[group] = went_on[other_rows].sum() / decisions if decisions else math.nan
-    return went_on - np.array([share_of_others[group] for group in groups]) * lengths
+            if decisions:
+                shares[groups == group] = went_on[other_rows].sum() / decisions
+    return went_on - shares * lengths
 
 
-def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> Push:
+def stop_push(
+    weights: np.ndarray,
+    scores: np.ndarray,
+    chosen: np.ndarray,
+    groups: np.ndarray,
+) -> Push:
     """Return the push of an update on the decision to stop, of some rows of each group, per weight of the whole group.
 
     At each token a policy goes on or stops. Were that one coin with probability c of going on, the gradient of its
@@ -58,12 +70,19 @@ def stop_push(weights: np.ndarray, scores: np.ndarray, chosen: np.ndarray, group
     Returns:
         [`Push`]: Over the live groups; NaN where there is none.
     """
+    weighted_scores = weights * scores
     pushes = []
     for group in np.unique(groups):
         rows = groups == group
         weight = np.abs(weights[rows]).sum()
-        if weight > 0 and not np.isnan(scores[rows]).any():
-            pushes.append((weights * scores)[rows & chosen].sum() / weight)
-    if len(pushes) < 2:
-        return Push(pushes[0] if pushes else math.nan, math.nan, len(pushes))
-    return Push(float(np.mean(pushes)), float(np.std(pushes, ddof=1)) / math.sqrt(len(pushes)), len(pushes))
+        has_scores = not np.isnan(scores[rows]).any()
+        # A group of equal rewards has no weight: it pushes nothing and is not counted.
+        if weight > 0 and has_scores:
+            pushes.append(weighted_scores[rows & chosen].sum() / weight)
+    count = len(pushes)
+    if count == 0:
+        return Push(math.nan, math.nan, 0)
+    if count == 1:
+        return Push(pushes[0], math.nan, 1)
+    std = float(np.std(pushes, ddof=1))
+    return Push(float(np.mean(pushes)), std / math.sqrt(count), count)

@@ -13,10 +13,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import accumulate, chain, product
 
 import torch
 from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: it is looked up by identity
@@ -48,12 +49,21 @@ class Trajectory:
         """Return the same row, its EOS paid together with the step before it; nobody reads it again."""
         if not self.closing or len(self.step_ends) == 1:
             return self
+        # Step ends (1, 3, 4) become (1, 4).
         ends = (*self.step_ends[:-2], self.step_ends[-1])
-        return replace(self, step_ends=ends, step_rewards=self.step_rewards[:-1], text=None, closing=False)
+        # Without a text: a trainer would cut it into steps again, and the EOS would be a step of its own.
+        return replace(
+            self,
+            step_ends=ends,
+            step_rewards=self.step_rewards[:-1],
+            text=None,
+            closing=False,
+        )
 
 
+Rows = Sequence[Trajectory]
 Objective = Callable[[Trajectory], float]
-Credit = Callable[[Sequence[Trajectory], int], torch.Tensor]  # rows in groups, G -> advantages (B, T)
+Credit = Callable[[Rows, int], torch.Tensor]  # rows in groups, G -> advantages (B, T)
 Gradients = tuple[torch.Tensor, torch.Tensor]  # an estimator's on average, and the exact one
 GROUP_SIZES = (2, 3)
 
@@ -65,7 +75,10 @@ def total(row: Trajectory) -> float:
 
 def lowest(row: Trajectory) -> float:
     """Objective: the worst step, a closing EOS left out; 0 without steps."""
-    return min(row.step_rewards[: len(row.step_rewards) - row.closing], default=0.0)
+    rewards = row.step_rewards
+    if row.closing:
+        rewards = rewards[:-1]
+    return min(rewards, default=0.0)
 
 
 def outcome(row: Trajectory) -> float:
@@ -94,25 +107,36 @@ class SmallPolicy:
         """Return the same policy, each row unscorable with a probability that does not depend on what is written."""
         rows = []
         for row in self.rows:
-            rows.append(replace(row, chance=row.chance * (1 - chance)))
-            rows.append(replace(row, chance=row.chance * chance, outcome=math.nan))
+            # Each row splits into a scorable and an unscorable one, which share its probability.
+            scorable = row.chance * (1 - chance)
+            unscorable = row.chance * chance
+            rows.append(replace(row, chance=scorable))
+            rows.append(replace(row, chance=unscorable, outcome=math.nan))
         return replace(self, rows=tuple(rows))
 
     def map(self, change: Callable[[Trajectory], Trajectory]) -> "SmallPolicy":
         """Return the same policy with every trajectory changed: its rewards, or where its steps end."""
-        return replace(self, rows=tuple(change(row) for row in self.rows))
+        return replace(self, rows=tuple(map(change, self.rows)))
 
     def probabilities(self) -> torch.Tensor:
         """Probability of each trajectory, differentiable, `(N,)`."""
-        return torch.stack([row.chance * row.log_probs.sum().exp() for row in self.rows])
+        probabilities = []
+        for row in self.rows:
+            written = row.log_probs.sum().exp()
+            probabilities.append(row.chance * written)
+        return torch.stack(probabilities)
 
     def gradient(self, objective: Objective) -> torch.Tensor:
         """Return the exact gradient of the expected objective, in the logits."""
-        worth = torch.tensor([objective(row) for row in self.rows], dtype=torch.float64)
-        return torch.autograd.grad((self.probabilities() * worth).sum(), self.logits, retain_graph=True)[0]
+        worth = torch.tensor(list(map(objective, self.rows)), dtype=torch.float64)
+        expectation = (self.probabilities() * worth).sum()
+        return self._derivative(expectation)
 
     def expected_gradient(
-        self, batches: Sequence[tuple[int, ...]], advantages: torch.Tensor, probabilities: torch.Tensor | None = None
+        self,
+        batches: Sequence[tuple[int, ...]],
+        advantages: torch.Tensor,
+        probabilities: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the gradient that an estimator gives on average, in the logits.
 
@@ -127,11 +151,15 @@ class SmallPolicy:
         drawn = torch.tensor(batches)  # (M, R)
         if probabilities is None:
             probabilities = self.probabilities()[drawn].prod(dim=1)  # (M,)
-        padded = torch.nn.utils.rnn.pad_sequence([row.log_probs for row in self.rows], batch_first=True)  # (N, T)
-        credited = (advantages.double()[..., : padded.size(1)] * padded[drawn]).sum(dim=(1, 2))  # (M,)
+        log_probs = pad_sequence([row.log_probs for row in self.rows], batch_first=True)  # (N, T)
+        credited = advantages.double() * log_probs[drawn]  # (M, R, T)
         # Detached: the estimator differentiates its surrogate only, the batch is already drawn.
-        surrogate = (probabilities.detach() * credited).sum() / drawn.size(1)
-        return torch.autograd.grad(surrogate, self.logits, retain_graph=True)[0]
+        surrogates = probabilities.detach() * credited.sum(dim=(1, 2))  # (M,)
+        return self._derivative(surrogates.sum() / drawn.size(1))
+
+    def _derivative(self, value: torch.Tensor) -> torch.Tensor:
+        # The rows keep their graph, since one policy serves several estimators.
+        return torch.autograd.grad(value, self.logits, retain_graph=True)[0]
 
 
 def compare(
@@ -162,15 +190,21 @@ def compare(
         exact = policy.gradient(objective)
         for group_size in group_sizes:
             batch_size = group_size * (prompts or 1)
-            batches = list(product(range(len(policy.rows)), repeat=batch_size))
+            # Twice in the same order: by index, and as rows.
+            indices = range(len(policy.rows))
+            batches = list(product(indices, repeat=batch_size))
+            batches_of_rows = product(policy.rows, repeat=batch_size)
             if prompts is None:
-                advantages = credit([policy.rows[i] for i in chain(*batches)], group_size)
+                # One call for all groups: the credit of a group does not depend on the others.
+                advantages = credit(list(chain(*batches_of_rows)), group_size)
                 advantages = advantages.view(len(batches), group_size, -1)
             else:
-                # A batch's advantages are as wide as its own longest row, so they are padded along their columns.
-                columns = [credit(batch, group_size).T for batch in product(policy.rows, repeat=batch_size)]
-                advantages = torch.nn.utils.rnn.pad_sequence(columns, batch_first=True).mT
-            yield policy.expected_gradient(batches, advantages) / share(group_size), exact
+                # A batch's advantages (R, T) are as wide as its own longest row. `pad_sequence` pads the first axis,
+                # so they are transposed before and after.
+                columns = [credit(batch, group_size).T for batch in batches_of_rows]
+                advantages = pad_sequence(columns, batch_first=True).mT
+            expected = policy.expected_gradient(batches, advantages)
+            yield expected / share(group_size), exact
 
 
 # Policies ------------------------------------------------------------------------------------------------------------
@@ -194,6 +228,7 @@ def stop_or_go(good: float, at_once: bool = False, max_steps: int = 3) -> SmallP
     """
     logits = _logits(0.5, good)
     policy = _written(logits, lambda marks: logits[1], max_steps, at_once)
+    # Step rewards are all that is paid here, and trainers add outcomes to them.
     return policy.map(lambda row: replace(row, outcome=0.0))
 
 
@@ -218,8 +253,18 @@ def until_a_mistake() -> SmallPolicy:
     The parameters are the logits of another step, of a good first step, and of a good second one.
     """
     logits = _logits(0.5, 0.75, 0.3)
-    good = {"": logits[1], GOOD: logits[2], GOOD + GOOD: None}
-    return _written(logits, good.__getitem__, 3, ends=lambda marks: marks.endswith(BAD))
+    # By the steps so far, which are all good: a bad one ends the row.
+    good = {
+        "": logits[1],
+        GOOD: logits[2],
+        GOOD + GOOD: None,
+    }
+    return _written(
+        logits,
+        good.__getitem__,
+        max_steps=3,
+        ends=lambda marks: marks.endswith(BAD),
+    )
 
 
 def two_turns() -> SmallPolicy:
@@ -235,17 +280,22 @@ def two_turns() -> SmallPolicy:
         first = _choice(logits[0], action)
         first_reward = 0.5 * action
         end, *states = chances[action]
-        rows.append(Trajectory(first[None], (0,), (first_reward,), chance=end))
+        ended = Trajectory(first[None], (0,), (first_reward,), chance=end)
+        rows.append(ended)
         for state, chance in enumerate(states):
             # The environment's answer lowers the first reward too: what follows an action is part of its worth.
-            rewards = (first_reward - 0.25 * state,)
+            lowered = first_reward - 0.25 * state
             for reaction in (0, 1):
-                log_probs = torch.stack([first, _choice(logits[1 + state], reaction)])
+                second = _choice(logits[1 + state], reaction)
+                log_probs = torch.stack([first, second])
                 worth = -0.5
                 if reaction == state:
                     worth = 1.0
+                # A part of the reward is luck, whatever the policy does.
                 for luck, odds in ((0.0, 0.75), (2.0, 0.25)):
-                    rows.append(Trajectory(log_probs, (0, 1), (*rewards, luck + worth), chance=chance * odds))
+                    rewards = (lowered, luck + worth)
+                    row = Trajectory(log_probs, (0, 1), rewards, chance=chance * odds)
+                    rows.append(row)
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -259,18 +309,25 @@ def shared_states() -> SmallPolicy:
     rewards = ((1.0, 0.0), (3.0, 0.25))  # of each room, for leaving and for staying
     rows = []
     # 1 is staying. A walk ends by leaving, or is cut after its third turn.
-    for actions in ((0,), (1, 0), (1, 1, 0), (1, 1, 1)):
-        # A stay leads to either room, by the toss of a coin.
+    walks = ((0,), (1, 0), (1, 1, 0), (1, 1, 1))
+    for actions in walks:
+        # A stay leads to either room, by the toss of a coin. Every walk begins in the hall.
         for later_rooms in product((0, 1), repeat=len(actions) - 1):
-            turns = list(zip((0, *later_rooms), actions, strict=True))
-            walk = Trajectory(
-                log_probs=torch.stack([_choice(logits[room], action) for room, action in turns]),
-                step_ends=tuple(range(len(turns))),
-                step_rewards=tuple(rewards[room][action] for room, action in turns),
+            log_probs = []
+            step_rewards = []
+            state_keys = []
+            for room, action in zip((0, *later_rooms), actions, strict=True):
+                log_probs.append(_choice(logits[room], action))
+                step_rewards.append(rewards[room][action])
+                state_keys.append(rooms[room])
+            row = Trajectory(
+                torch.stack(log_probs),
+                tuple(range(len(actions))),
+                tuple(step_rewards),
                 chance=0.5 ** len(later_rooms),
-                state_keys=tuple(rooms[room] for room, _ in turns),
+                state_keys=tuple(state_keys),
             )
-            rows.append(walk)
+            rows.append(row)
     return SmallPolicy(logits, tuple(rows))
 
 
@@ -287,24 +344,28 @@ def _written(
     nothing but EOS can follow.
     """
     certain = torch.zeros((), dtype=torch.float64)
-    rows: list[Trajectory] = []
+    rows = []
 
     def end(marks: str, log_probs: list[torch.Tensor], closing: bool) -> None:
-        step_ends = [2 * k + 1 for k in range(len(marks))]  # at the separators
-        rewards = [float(mark == GOOD) for mark in marks]
+        step_ends = []
+        rewards = []
+        text = ""
+        for mark in marks:
+            text += mark + SEPARATOR
+            step_ends.append(len(text) - 1)  # at the separator: a character is a token
+            rewards.append(float(mark == GOOD))
         if closing:
-            step_ends.append(2 * len(marks))
+            step_ends.append(len(text))
             rewards.append(0.0)
-        rows.append(
-            Trajectory(
-                torch.stack(log_probs),
-                tuple(step_ends),
-                tuple(rewards),
-                outcome=float(marks.endswith(GOOD)),
-                text="".join(mark + SEPARATOR for mark in marks),
-                closing=closing,
-            )
+        row = Trajectory(
+            torch.stack(log_probs),
+            tuple(step_ends),
+            tuple(rewards),
+            outcome=float(marks.endswith(GOOD)),
+            text=text,
+            closing=closing,
         )
+        rows.append(row)
 
     def write(marks: str, log_probs: list[torch.Tensor]) -> None:
         if len(marks) == max_steps:
@@ -313,85 +374,105 @@ def _written(
         if ends(marks):
             end(marks, [*log_probs, certain], closing=True)
             return
+        # Unless a row may be EOS alone, the first step is no decision.
         goes_on = certain
         if at_once or marks:
-            end(marks, [*log_probs, _choice(logits[0], 0)], closing=True)
+            stops = _choice(logits[0], 0)
             goes_on = _choice(logits[0], 1)
+            end(marks, [*log_probs, stops], closing=True)
         good = good_after(marks)
         if good is None:
             write(marks + BAD, [*log_probs, goes_on, certain])
             return
         # A mark is one token: it says that the row goes on, and how. Its separator is certain.
-        write(marks + GOOD, [*log_probs, goes_on + _choice(good, 1), certain])
-        write(marks + BAD, [*log_probs, goes_on + _choice(good, 0), certain])
+        for mark, action in ((GOOD, 1), (BAD, 0)):
+            log_prob = goes_on + _choice(good, action)
+            write(marks + mark, [*log_probs, log_prob, certain])
 
     write("", [])
     return SmallPolicy(logits, tuple(rows))
 
 
 def _logits(*probabilities: float) -> torch.Tensor:
-    return torch.logit(torch.tensor(probabilities, dtype=torch.float64)).requires_grad_()
+    chances = torch.tensor(probabilities, dtype=torch.float64)
+    return torch.logit(chances).requires_grad_()
 
 
 def _choice(logit: torch.Tensor, action: int) -> torch.Tensor:
     """Return the log-probability of action 1, whose logit is given, or of action 0."""
-    return logsigmoid((2 * action - 1) * logit)
+    sign = 2 * action - 1  # 1 - sigmoid(z) = sigmoid(-z)
+    return logsigmoid(sign * logit)
 
 
 # Credit as published -------------------------------------------------------------------------------------------------
 
-Group = Sequence[Trajectory]
-
 
 def published_credit(
-    of_group: Callable[[Group], list[list[float]]], rows: Sequence[Trajectory], num_generations: int
+    of_group: Callable[[Rows], list[list[float]]],
+    rows: Rows,
+    num_generations: int,
 ) -> torch.Tensor:
     """Advantages `(B, T)` of rows in groups, by a rule for the steps of one group."""
     token_advantages = []
     for start in range(0, len(rows), num_generations):
         group = rows[start : start + num_generations]
         for row, advantages in zip(group, of_group(group), strict=True):
+            # Inclusive ends (1, 3, 4) are steps of 2, 2 and 1 tokens.
             tokens_of_steps = torch.tensor([-1, *row.step_ends]).diff()
             advantages = torch.tensor(advantages, dtype=torch.float64)
             token_advantages.append(advantages.repeat_interleave(tokens_of_steps))
-    return torch.nn.utils.rnn.pad_sequence(token_advantages, batch_first=True)
+    return pad_sequence(token_advantages, batch_first=True)
 
 
-def worst_to_go(group: Group) -> list[list[float]]:
+def worst_to_go(group: Rows) -> list[list[float]]:
     """PURE's value of a step (arXiv 2504.15275), the worst reward from it on, minus the rows' mean worst one."""
     mean = sum(min(row.step_rewards) for row in group) / len(group)
     advantages = []
     for row in group:
-        advantages.append([min(row.step_rewards[k:]) - mean for k in range(len(row.step_rewards))])
+        worst_rewards = list(accumulate(reversed(row.step_rewards), min))
+        advantages.append([worst - mean for worst in reversed(worst_rewards)])
     return advantages
 
 
-def same_turn_z_score(group: Group) -> list[list[float]]:
+def same_turn_z_score(group: Rows) -> list[list[float]]:
     """Return to go, minus its mean and divided by its std (n - 1) over the rows that reached the same turn."""
-    return _among_peers(group, [range(len(row.step_rewards)) for row in group], _standardized)
+    turns = [range(len(row.step_rewards)) for row in group]
+    return _among_peers(group, turns, _standardized)
 
 
-def state_mean(group: Group) -> list[list[float]]:
+def state_mean(group: Rows) -> list[list[float]]:
     """GiGPO's step advantage (arXiv 2505.10978), undiscounted: all visits of a state are peers, one's own included."""
-    return _among_peers(group, [row.state_keys for row in group], lambda value, peers: value - sum(peers) / len(peers))
+
+    def deviation(value: float, peers: list[float]) -> float:
+        return value - sum(peers) / len(peers)
+
+    return _among_peers(group, [row.state_keys for row in group], deviation)
 
 
-def state_z_score(group: Group) -> list[list[float]]:
+def state_z_score(group: Rows) -> list[list[float]]:
     """The same, divided by the std (n - 1) of the visits."""
     return _among_peers(group, [row.state_keys for row in group], _standardized)
 
 
 def _among_peers(
-    group: Group, keys: Sequence[Sequence[Hashable]], compared: Callable[[float, list[float]], float]
+    group: Rows,
+    keys: Sequence[Sequence[Hashable]],
+    compared: Callable[[float, list[float]], float],
 ) -> list[list[float]]:
     """Compare each step's return to go with those of all steps that have the same key."""
-    peers: dict[Hashable, list[float]] = defaultdict(list)
+    peers = defaultdict(list)
+    returns_of_rows = []
     for row, row_keys in zip(group, keys, strict=True):
+        returns = []
         for k, key in enumerate(row_keys):
-            peers[key].append(sum(row.step_rewards[k:]))
+            returns.append(sum(row.step_rewards[k:]))
+            peers[key].append(returns[k])
+        returns_of_rows.append(returns)
+    # A second pass: the last row of a group is a peer of the first.
     advantages = []
-    for row, row_keys in zip(group, keys, strict=True):
-        advantages.append([compared(sum(row.step_rewards[k:]), peers[key]) for k, key in enumerate(row_keys)])
+    for returns, row_keys in zip(returns_of_rows, keys, strict=True):
+        row_peers = [peers[key] for key in row_keys]
+        advantages.append(list(map(compared, returns, row_peers)))
     return advantages
 
 
@@ -400,4 +481,6 @@ def _standardized(value: float, peers: list[float]) -> float:
     if min(peers) == max(peers):
         return 0.0
     mean = sum(peers) / len(peers)
-    return (value - mean) / math.sqrt(sum((peer - mean) ** 2 for peer in peers) / (len(peers) - 1))
+    squares = [(peer - mean) ** 2 for peer in peers]
+    variance = sum(squares) / (len(squares) - 1)
+    return (value - mean) / math.sqrt(variance)

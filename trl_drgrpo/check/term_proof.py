@@ -15,7 +15,7 @@ from trl_drgrpo.host_proof.recording import Recording, largest_difference, recor
 from trl_drgrpo.trainer import DrGRPOTrainer
 from trl_drgrpo.upstream.hooks import LossTerm
 
-TOLERANCE = 1e-10  # relative, float64
+TOLERANCE = 1e-10  # relative, float64, as for `parity.TOLERANCE`
 PLANNED = (("micro_batching", "exact"),)
 AS_TRL = (("micro_batching", "upstream"),)
 ON_POLICY = Case("TRL's micro-batches", settings=AS_TRL)
@@ -42,9 +42,10 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
         the gradient without the terms, which must differ.
     """
     steps = 4
-    recordings: dict[Case, Recording] = {}  # one run of TRL's micro-batches serves several pairs
+    # One run of TRL's micro-batches serves several pairs.
+    recordings = {}
 
-    def recorded(case: Case, features: Sequence[LossTerm | type[LossTerm]]) -> Recording:
+    def recorded(case: Case, features: Sequence[LossTerm | type[LossTerm]] = terms) -> Recording:
         return record(
             DrGRPOTrainer,
             DrGRPOConfig,
@@ -56,10 +57,12 @@ def check_loss_terms(terms: Sequence[LossTerm | type[LossTerm]]) -> Iterator[Cas
 
     for reference, case in LOSS_TERM_CASES:
         if reference not in recordings:
-            recordings[reference] = recorded(reference, terms)
-        difference = largest_difference(recorded(case, terms), recordings[reference])
-        yield CaseResult(case, steps, 0.0, difference, difference <= TOLERANCE)
+            recordings[reference] = recorded(reference)
+        difference = largest_difference(recorded(case), recordings[reference])
+        is_equal = difference <= TOLERANCE
+        yield CaseResult(case, steps, 0.0, difference, is_equal)
     # Off-policy: where the ratio is 1 a term with other weights for it has the gradient of the clipped loss.
     without = dataclasses.replace(OFF_POLICY, name="without the terms, off-policy", control=True)
     difference = largest_difference(recorded(without, ()), recordings[OFF_POLICY])
-    yield CaseResult(without, steps, 0.0, difference, difference > TOLERANCE)
+    is_different = difference > TOLERANCE
+    yield CaseResult(without, steps, 0.0, difference, is_different)

@@ -21,6 +21,7 @@ TOLERANCE = 1e-3
 # Sums in another order make at most so much. Between the two, TRL's own padding may be what differs.
 ROUNDING = 1e-4
 PROMPTS_OF_A_RUN = [*PROMPTS[:4], *LONG_PROMPTS[:4]]  # short and long ones, padded on the left beside each other
+# Two micro-batches of 8 rows per optimizer step, which TRL takes as they come and the fast path plans anew.
 SETTINGS: dict[str, Any] = {
     **DEFAULTS,
     "per_device_train_batch_size": 8,
@@ -77,10 +78,11 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: PreTrainedModel) 
         try:
             return train_briefly(trainer_class, model, **settings)
         except Exception as error:  # any that a model may raise
-            cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            got = f"{type(model).__name__}, which ends in {cause}"
+            message = " ".join(str(error).split())[:300]
+            got = f"{type(model).__name__}, which ends in {type(error).__name__}: {message}"
             raise InputError("model", got, f"a model that trains {where}", remedy) from error
 
+    # TRL's way first: a model that TRL cannot train is no fault of the fast path.
     stock = trained("without the fast path", "TRL cannot train it here.", **AS_TRL)
     fast = trained("on the fast path", "Set micro_batching='upstream', and report it.")
     parts = parts_in_use(fast.speed)
@@ -90,8 +92,10 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: PreTrainedModel) 
         if parts_in_use(planned.speed)[SpeedPart.PLANNED] == "yes":
             fast = planned
             stock = train_briefly(trainer_class, model, **AS_TRL, **WITHOUT_BALANCE)
-    are_equal = [fast_ids == ids for fast_ids, ids in zip(fast.completions, stock.completions, strict=True)]
-    equal_tokens = sum(are_equal) / len(are_equal)
+    equal = 0
+    for fast_ids, ids in zip(fast.completions, stock.completions, strict=True):
+        equal += fast_ids == ids
+    equal_tokens = equal / len(stock.completions)
     if equal_tokens < 1:
         # Gradients can only be compared on the same completions, so transformers' loop samples them for both.
         fast = train_briefly(trainer_class, model, **WITHOUT_BALANCE, fast_generation=False)
@@ -103,7 +107,8 @@ def compare_with_trl(trainer_class: Callable[..., Any], model: PreTrainedModel) 
         # its padding. Generation does not.
         reference = copy.deepcopy(model)
         reference.register_forward_pre_hook(_count_without_padding, with_kwargs=True)
-        difference = largest_difference(fast, train_briefly(trainer_class, reference, **AS_TRL, **WITHOUT_BALANCE))
+        stock = train_briefly(trainer_class, reference, **AS_TRL, **WITHOUT_BALANCE)
+        difference = largest_difference(fast, stock)
     return ModelResult(type(model).__name__, parts, difference, equal_tokens)
 
 
@@ -125,6 +130,7 @@ def parts_in_use(speed: Speed | None) -> dict[str, str]:
         return {}
     parts = speed.facts()
     for part, reason in parts.items():
+        # `facts` tells what is switched on, `uses` counts how often it has saved work.
         if reason == "yes" and not speed.uses[SpeedPart(part)]:
             parts[part] = "it was never used"
     return parts
@@ -133,14 +139,22 @@ def parts_in_use(speed: Speed | None) -> dict[str, str]:
 def example_reward(completion_ids: list[list[int]]) -> list[float]:
     """Reward completions by their tokens. The first group of a batch has equal rewards, so that rows are skipped."""
     group = DEFAULTS["num_generations"]
-    return [1.0] * group + [(sum(ids) % 3) / 2 for ids in completion_ids[group:]]
+    rewards = [1.0] * group
+    for ids in completion_ids[group:]:
+        rewards.append(sum(ids) % 3 / 2)
+    return rewards
 
 
 def _count_without_padding(
-    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> tuple[tuple, dict[str, Any]]:
     """Number the positions of each row from its first real token on; a hook in front of a forward."""
     mask = kwargs.get("attention_mask")
+    # Positions that the caller gives stay: transformers' generation leaves padding out by itself.
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs
-    return args, {**kwargs, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
+    # A row padded by two, mask 0 0 1 1 1, is numbered 0 0 0 1 2.
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    return args, {**kwargs, "position_ids": positions}

@@ -51,7 +51,7 @@ _LAUNCHERS = (
 )
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # the run may need all of the GPU's memory
-    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",  # everything is built in memory, so no network may delay it
     "OMP_NUM_THREADS": "1",  # so small a model stalls with more threads where cores are shared
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -97,7 +97,10 @@ def file_of(installed: Mapping[str, str]) -> Path:
     Raises:
         `RuntimeError`: The user has no home folder.
     """
-    versions = [f"{package}-{installed[package]}" for package in (*LIBRARIES, "peft") if package in installed]
+    versions = []
+    for package in (*LIBRARIES, "peft"):
+        if package in installed:
+            versions.append(f"{package}-{installed[package]}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "trl_drgrpo" / "host_proofs" / f"{'_'.join(versions)}.json"
 
@@ -112,15 +115,15 @@ def kept_proof() -> HostProof | None:
         content = json.loads(file.read_text(encoding="utf-8"))
         # By name: another version of the package may have written fields that this one does not have.
         proof = HostProof(**{field.name: content[field.name] for field in fields(HostProof)})
+        texts = [*proof.parts.values(), *proof.errors.values()]
+        numbers = [proof.equal_tokens, proof.seconds]
+        numbers += [proof.differences[name] for name in COMPARED]
         # The name of the file leaves out most of `hosts`, and anybody may have edited it.
         is_complete = (
             proof.hosts == installed
             and set(SpeedPart) >= proof.parts.keys() >= {*GENERATION, *TRAINING}
-            and all(isinstance(reason, str) for reason in proof.parts.values())
-            and all(isinstance(proof.differences[name], float) for name in COMPARED)
-            and isinstance(proof.equal_tokens, float)
-            and isinstance(proof.seconds, float)
-            and all(isinstance(error, str) for error in proof.errors.values())
+            and all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, float) for number in numbers)
         )
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         logger.info("The kept proof of the host libraries cannot be read (%s).", type(error).__name__)
@@ -170,12 +173,18 @@ def require_proof(
     for setting, texts in _UNDER.items():
         if settings[setting]:
             needed.update(texts)
-    vanished_in_words = {name: in_words(texts) for name, texts in vanished.items()}
-    unproven = {name: words for name, words in vanished_in_words.items() if needed.intersection(vanished[name])}
+    vanished_in_words = {}
+    unproven = {}
+    for name, texts in vanished.items():
+        vanished_in_words[name] = in_words(texts)
+        if needed.intersection(texts):
+            unproven[name] = vanished_in_words[name]
+    # Before the proof, which takes seconds and could not save this run.
     if unproven:
         raise moved_seams(unproven)
     proof, failure = _on_the_first_rank(trainer_class, args)
     if proof is None:
+        # Other versions alone are no reason to refuse a run; with texts that have vanished, only a proof lets it pass.
         if vanished:
             raise moved_seams(vanished_in_words | {"proof on a tiny model": f"could not be made ({failure})"})
         logger.warning("No proof of the host libraries: %s. `trl-drgrpo check` tries it again.", failure)
@@ -188,7 +197,8 @@ def require_proof(
     if args.micro_batching != "exact":
         return {}
     versions = ", ".join(f"{package} {number}" for package, number in untested_versions().items())
-    return {part: f"a proof on {versions or 'this TRL'} found that {reason}" for part, reason in proof.off.items()}
+    versions = versions or "this TRL"  # a tested version, in which somebody has changed texts
+    return {part: f"a proof on {versions} found that {reason}" for part, reason in proof.off.items()}
 
 
 def _on_the_first_rank(trainer_class: type, args: DrGRPOConfig) -> tuple[HostProof | None, str]:
@@ -199,7 +209,7 @@ def _on_the_first_rank(trainer_class: type, args: DrGRPOConfig) -> tuple[HostPro
         result = (kept_proof(), "")
         if result[0] is None:
             result = prove_apart(trainer_class)
-    results = [result]
+    results = [result]  # `broadcast_object_list` fills the other ranks' lists in place
     if is_distributed:
         torch.distributed.broadcast_object_list(results, src=0)
     return results[0]
@@ -253,6 +263,7 @@ def prove_apart(trainer_class: type) -> tuple[HostProof | None, str]:
 def main() -> None:
     """Entry point of the process that proves: `python -c "..." <module>:<trainer class>`; prints the proof as JSON."""
     module, _, name = sys.argv[1].partition(":")
+    # Libraries print while they train; the proof alone goes to stdout.
     with contextlib.redirect_stdout(sys.stderr):
         proof = prove(getattr(import_module(module), name), hosts())
     sys.stdout.write(json.dumps(asdict(proof)) + "\n")

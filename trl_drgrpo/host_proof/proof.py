@@ -103,34 +103,53 @@ def prove(trainer_class: Callable[..., Any], hosts: Mapping[str, str]) -> HostPr
     """
     started = time.perf_counter()
     model = tiny_model(tiny_tokenizer())
-    errors: dict[str, str] = {}
+    errors = {}
 
     def measured(name: str, measure: Callable[[], T], otherwise: T) -> T:
         try:
             return measure()
         except Exception as error:  # whatever other versions of the libraries raise
             cause = error.__cause__ or error
+            # No result is kept of a full disk: it says nothing about the libraries.
             if isinstance(cause, (OSError, MemoryError)):
                 raise cause from None
-            errors[name] = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+            message = " ".join(str(cause).split())[:300]
+            errors[name] = f"{type(cause).__name__}: {message}"
             return otherwise
 
     nothing = ModelResult("", dict.fromkeys(SpeedPart, "its training ends in an error"), math.inf, 1.0)
+    # The trainers that are built here would ask for a proof themselves.
     with proving():
         result = measured("exact", lambda: compare_with_trl(trainer_class, model), nothing)
         # Gradients can only be compared on the same completions, so transformers' loop samples them.
         planned = measured(
-            "exact", lambda: _off_policy_difference(trainer_class, model, fast_generation=False), math.inf
+            "exact",
+            lambda: _off_policy_difference(trainer_class, model, fast_generation=False),
+            math.inf,
         )
-        as_trl = measured("upstream", lambda: _off_policy_difference(trainer_class, model, **AS_TRL), math.inf)
+        as_trl = measured(
+            "upstream",
+            lambda: _off_policy_difference(trainer_class, model, **AS_TRL),
+            math.inf,
+        )
         merged = measured(MERGED, _merged_difference, math.inf)
-    differences = {"exact": max(planned, result.gradient_difference), "upstream": as_trl, MERGED: merged}
+    differences = {
+        "exact": max(planned, result.gradient_difference),
+        "upstream": as_trl,
+        MERGED: merged,
+    }
     parts = {str(part): reason for part, reason in result.parts.items()}
     if result.equal_tokens < 1:
         wrong = f"{1 - result.equal_tokens:.0%} of the completions are not those of transformers' own loop"
         parts |= dict.fromkeys(map(str, GENERATION), wrong)
-    seconds = round(time.perf_counter() - started, 1)
-    return HostProof(dict(hosts), parts, result.equal_tokens, differences, errors, seconds)
+    return HostProof(
+        dict(hosts),
+        parts,
+        result.equal_tokens,
+        differences,
+        errors,
+        seconds=round(time.perf_counter() - started, 1),
+    )
 
 
 def _off_policy_difference(trainer_class: Callable[..., Any], model: PreTrainedModel, **settings: Any) -> float:
@@ -172,6 +191,7 @@ def _off_policy_difference(trainer_class: Callable[..., Any], model: PreTrainedM
     )
     if doubled.completions != stock.completions:
         raise ValueError("the completions are not those of stock TRL, though transformers' loop generates")
+    # Twice the divisor halves our gradients.
     return largest_difference(doubled, stock, factor=2)
 
 
@@ -193,11 +213,16 @@ def _merged_difference() -> float:
         adapted.merge_adapter()
         merged = {}
         for name, weight in adapted.named_parameters():
+            # peft's names become the base's: `base_model.model.` goes, and `q_proj.base_layer.weight` is
+            # `q_proj.weight` there.
             if ".lora_" not in name:
-                merged[name.removeprefix("base_model.model.").replace(".base_layer", "")] = weight.detach().clone()
+                base_name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+                merged[base_name] = weight.detach().clone()
         adapted.unmerge_adapter()
     base.load_state_dict(merged)
-    ids = torch.arange(1, 33)[None] % len(tokenizer)
+    ids = torch.arange(1, 33)[None]
     with torch.no_grad():
-        difference = (base.eval()(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max().item()
+        merged_logits = base.eval()(input_ids=ids).logits
+        adapted_logits = adapted(input_ids=ids).logits
+    difference = (merged_logits - adapted_logits).abs().max().item()
     return max(difference, report.max_logit_difference) / report.max_logit

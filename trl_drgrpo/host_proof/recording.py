@@ -81,13 +81,18 @@ def use_plain_lm_head(model: torch.nn.Module) -> None:
         kwargs["use_cache"] = False
         logits = fused_forward(*args, **kwargs).logits
         if shift_labels is None:
+            # The logits at a token predict the label of the next one.
             logits = logits[:, :-1]
             shift_labels = labels[:, 1:]  # type: ignore[index]  # TRL passes one of the two
         log_probs = logits.log_softmax(dim=-1)  # (B, T - 1, V)
         unscored = shift_labels == -100
-        token_log_probs = log_probs.gather(-1, shift_labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        labels_in_range = shift_labels.clamp(min=0).unsqueeze(-1)  # -100 is no index
+        token_log_probs = log_probs.gather(-1, labels_in_range).squeeze(-1)
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-        return PlainHeadOutput(token_log_probs.masked_fill(unscored, 0.0), entropy.masked_fill(unscored, 0.0))
+        return PlainHeadOutput(
+            token_log_probs.masked_fill(unscored, 0.0),
+            entropy.masked_fill(unscored, 0.0),
+        )
 
     model.forward = forward
 
@@ -119,7 +124,8 @@ class OptimizerStep:
     @property
     def gradient(self) -> torch.Tensor:
         """All gradients in one vector, in float64."""
-        return torch.cat([gradient.double().flatten() for gradient in self.gradients.values()])
+        parts = [gradient.double().flatten() for gradient in self.gradients.values()]
+        return torch.cat(parts)
 
 
 @dataclass
@@ -134,7 +140,10 @@ class Recording:
     @property
     def completions(self) -> list[tuple[int, ...]]:
         """Token ids of all completions, in the order in which they were scored."""
-        return [completion for rollouts in self.rollouts for completion in rollouts.completions]
+        completions = []
+        for rollouts in self.rollouts:
+            completions += rollouts.completions
+        return completions
 
 
 def build_policy(lora: bool) -> tuple[Any, PreTrainedTokenizerFast]:
@@ -145,15 +154,19 @@ def build_policy(lora: bool) -> tuple[Any, PreTrainedTokenizerFast]:
         return model, tokenizer
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return get_peft_model(model, LoraConfig(**LORA), autocast_adapter_dtype=False), tokenizer  # type: ignore
+        adapted = get_peft_model(model, LoraConfig(**LORA), autocast_adapter_dtype=False)  # type: ignore[arg-type]
+    return adapted, tokenizer
 
 
 def completion_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
     """Reward completions so that rewards vary, tie, and are sometimes missing: 0, 0.5 or 1 by the sum of the ids."""
-    rewards: list[float | None] = []
+    rewards = []
     for ids in completion_ids:
         total = sum(ids)
-        rewards.append(None if total % 11 == 0 else (total % 3) / 2)
+        reward = None
+        if total % 11:
+            reward = total % 3 / 2
+        rewards.append(reward)
     return rewards
 
 
@@ -185,31 +198,41 @@ def record(
     Returns:
         [`Recording`].
     """
-    steps: list[OptimizerStep] = []
-    rollouts: list[Rollouts] = []
+    steps = []
+    rollouts = []
     tokenizer = tiny_tokenizer()
     policy: Any = model  # or PEFT's wrapper of one
     if policy is None:
         policy = build_policy(lora)[0]
 
+    # Three places of a run are watched: rewards, the loss of a micro-batch, and the moment before an optimizer step.
+
     def snapshot() -> Weights:
-        # Without the adapter "ref", TRL's copy of the one that is trained: it never changes.
-        named = policy.named_parameters()
-        return {name: weight.detach().clone() for name, weight in named if "ref" not in name.split(".")}
+        weights = {}
+        for name, weight in policy.named_parameters():
+            # Without the adapter "ref", TRL's copy of the one that is trained: it never changes.
+            if "ref" not in name.split("."):
+                weights[name] = weight.detach().clone()
+        return weights
 
     def recorded_reward(prompts, completion_ids, **kwargs):
+        # Rewards are asked for before anything is trained on: the weights are those that sampled the batch.
         rewards = list((reward or completion_reward)(completion_ids))
-        rollouts.append(Rollouts(list(prompts), [tuple(ids) for ids in completion_ids], rewards, snapshot()))
+        completions = list(map(tuple, completion_ids))
+        rollouts.append(Rollouts(list(prompts), completions, rewards, snapshot()))
         return rewards
 
     def recorded_loss(model, inputs, *args, **kwargs):
         loss = compute_loss(model, inputs, *args, **kwargs)
-        steps[-1].losses.append(loss.item())
+        # A micro-batch belongs to the step that has begun, and its rows are of the newest generation.
+        step = steps[-1]
+        batch = rollouts[-1]
+        step.losses.append(loss.item())
         for tokens in rows_of(token_batch(inputs)):
-            row = (tokens.prompt, tokens.completion)
-            steps[-1].rows.append((row, rollouts[-1]))  # type: ignore[arg-type]
-            rollouts[-1].trained[row] += 1  # type: ignore[index]
-        rollouts[-1].micro_batches += 1
+            row: Any = (tokens.prompt, tokens.completion)
+            step.rows.append((row, batch))
+            batch.trained[row] += 1
+        batch.micro_batches += 1
         return loss
 
     class StepRecorder(TrainerCallback):
@@ -228,8 +251,9 @@ def record(
 
     initial_weights = snapshot()
     with tempfile.TemporaryDirectory() as folder:
+        # Stock TRL loads the reference from the path that the configuration names. With LoRA it is the base.
         if settings.get("beta") and not lora:
-            policy.save_pretrained(f"{folder}/base")  # stock TRL loads the reference from there
+            policy.save_pretrained(f"{folder}/base")
             policy.config._name_or_path = f"{folder}/base"
         trainer = trainer_class(
             model=policy,
@@ -242,14 +266,19 @@ def record(
         )
         trainer.remove_callback(PrinterCallback)
         fast_path = getattr(trainer, "fast_path", None)  # stock TRL has none
+        # Loaded from disk, so without what `in_double_precision` has changed in the policy.
         if trainer.ref_model is not None and fast_path is None and policy.dtype == torch.float64:
-            in_double_precision(trainer.ref_model)  # loaded from disk, so without what the policy was given
+            in_double_precision(trainer.ref_model)
         if plain_head:
-            use_plain_lm_head(policy.get_base_model() if lora else policy)
+            network = policy
+            if lora:
+                network = policy.get_base_model()
+            use_plain_lm_head(network)
             if trainer.ref_model is not None:
                 use_plain_lm_head(trainer.ref_model)
         # So that micro-batches stay planned, unless the loss that is watched is somebody's own.
-        vars(recorded_loss)["watches_only"] = "compute_loss" not in getattr(trainer, "own_losses", ())
+        own_losses = getattr(trainer, "own_losses", ())
+        vars(recorded_loss)["watches_only"] = "compute_loss" not in own_losses
         compute_loss = trainer.compute_loss
         trainer.compute_loss = recorded_loss
         trainer.train()
@@ -263,7 +292,9 @@ def relative_difference(got: torch.Tensor, exact: torch.Tensor) -> float:
     if not scale > 0:  # also where it is NaN
         return math.inf
     difference = (got - exact).norm().item() / scale
-    return math.inf if math.isnan(difference) else difference
+    if math.isnan(difference):
+        return math.inf
+    return difference
 
 
 def largest_difference(recording: Recording, expected: Recording, factor: float = 1.0) -> float:
@@ -271,5 +302,6 @@ def largest_difference(recording: Recording, expected: Recording, factor: float 
     optimizer steps."""
     differences = []
     for step, expected_step in zip(recording.steps, expected.steps, strict=True):
-        differences.append(relative_difference(factor * step.gradient, expected_step.gradient))
+        gradient = factor * step.gradient
+        differences.append(relative_difference(gradient, expected_step.gradient))
     return max(differences, default=math.inf)  # without a step nothing was compared

@@ -24,6 +24,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     Returns:
         [`~transformers.PreTrainedTokenizerFast`]: `eos_token` is `<|im_end|>`, `pad_token` is `<|pad|>`; pads left.
     """
+    # Sorted, because a set has another order in each process, and a seed would give other tokens.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: i for i, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -67,6 +68,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCau
         eos_token_id=stop_ids,  # type: ignore[arg-type]
         pad_token_id=tokenizer.pad_token_id,  # type: ignore[arg-type]
     )
+    # No devices: the weights are drawn on the CPU, so the state of a GPU's generator need not be kept.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config)

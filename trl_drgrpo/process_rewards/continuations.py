@@ -91,26 +91,37 @@ class ModelSampler:
         self.around = around
         # As in training, both the model's and the tokenizer's end tokens end a completion.
         self.ends = frozenset(end_tokens(model.generation_config.eos_token_id, tokenizer.eos_token_id))
+        # The last one that is set: 0 may be an id, so `or` would not do.
         self.pad: Any = 0
         for token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
             if token_id is not None:
                 self.pad = token_id
-        self.generation = {**generation, "pad_token_id": self.pad, "eos_token_id": sorted(self.ends) or None}
+        self.generation = {
+            **generation,
+            "pad_token_id": self.pad,
+            "eos_token_id": sorted(self.ends) or None,
+        }
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Continuation]]:
         """Sample, seeded by the first request. The global random state is put back afterwards."""
-        continuations_of: list[list[Continuation]] = [[] for _ in requests]
-        jobs: list[int] = []  # the request of each row to sample
+        if not requests:
+            return []
+        continuations_of = []
+        jobs = []  # the request of each row to sample
         for i, request in enumerate(requests):
+            continuations_of.append([])
             jobs += [i] * request.count
+        # Rows of like length share a batch, so that little is padded. The sort is stable: a seed gives one order.
         if self.by_length:
             jobs.sort(key=lambda i: len(requests[i].prefix))
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        devices = []
+        if self.model.device.type == "cuda":
+            devices.append(self.model.device)
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.random.fork_rng(devices=devices), torch.no_grad():
-                torch.manual_seed(requests[0].seed if requests else 0)
+                torch.manual_seed(requests[0].seed)
                 for start in range(0, len(jobs), self.batch_size):
                     batch = jobs[start : start + self.batch_size]
                     rows = [requests[i] for i in batch]
@@ -126,6 +137,7 @@ class ModelSampler:
         for row, tokens in zip(rows, self._written(rows), strict=True):
             written = tokens[: row.limit]  # a batch is sampled up to its longest limit
             reason: Literal["stop", "length"] = "length"
+            # `generate` pads a row behind its end token.
             for place, token in enumerate(written):
                 if token in self.ends:
                     written = written[: place + 1]
@@ -145,11 +157,17 @@ class ModelSampler:
             start = width - len(row.prefix)
             input_ids[i, start:] = torch.tensor(row.prefix)
             mask[i, start:] = 1
-        config = GenerationConfig(**self.generation, max_new_tokens=max(row.limit for row in rows))
-        inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "generation_config": config}
+        limit = max(row.limit for row in rows)
+        config = GenerationConfig(**self.generation, max_new_tokens=limit)
         try:
             with without_own_settings(self.model), self.around(self.model):
-                return self.model.generate(**inputs, **options)[:, width:].tolist()
+                output = self.model.generate(
+                    input_ids=input_ids.to(device),
+                    attention_mask=mask.to(device),
+                    generation_config=config,
+                    **options,
+                )
+            return output[:, width:].tolist()
         except torch.OutOfMemoryError as error:
             got = f"{len(rows)} completions at a time, which do not fit into the memory of {device}"
             remedy = "Lower it, or the length of a completion; what a command has written is kept."

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from trl_drgrpo.process_rewards.step_scorer import RaggedRewards
+
 
 class ImplicitRewardScorer(PRMScorer):
     r"""Step rewards from the log-ratio of two causal language models of one vocabulary.
@@ -95,9 +97,11 @@ class ImplicitRewardScorer(PRMScorer):
         if not isinstance(self.reference, str):
             return
         reference_tokenizer = load_tokenizer(self.reference, None, self._loading["trust_remote_code"])
-        differing = len(_own_vocabulary(self.tokenizer).items() ^ _own_vocabulary(reference_tokenizer).items())
+        # Entries of one tokenizer alone: tokens, or their ids.
+        own_entries = _own_vocabulary(self.tokenizer).items()
+        differing = own_entries ^ _own_vocabulary(reference_tokenizer).items()
         if differing:
-            got = f"a tokenizer in which {differing} entries differ"
+            got = f"a tokenizer in which {len(differing)} entries differ"
             remedy = "Name the model that it was trained from."
             raise InputError(f"reference of '{self.__name__}'", got, "the model's own tokenizer", remedy)
 
@@ -106,7 +110,8 @@ class ImplicitRewardScorer(PRMScorer):
         super()._check_format(row)
         # Of the tokens that were added, only those in the row count: a model may have no output for the others.
         vocabulary_size = max(*row.input_ids, *_own_vocabulary(self.tokenizer).values()) + 1
-        for role, model in (("model", self.model), ("reference", self.reference or self.model)):
+        for role in ("model", "reference"):
+            model = getattr(self, role) or self.model  # without a reference, the base under the adapter
             outputs = model.config.get_text_config().vocab_size
             if outputs < vocabulary_size:
                 remedy = "Use a model and a reference of the same family, with one tokenizer."
@@ -114,16 +119,20 @@ class ImplicitRewardScorer(PRMScorer):
                 raise InputError(field, f"{outputs} tokens", f"at least {vocabulary_size}", remedy)
 
     def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
-        # Two neighboring marks enclose a step. The first one is read at the last token before the answer.
+        # Two neighboring marks enclose a step, and the separator behind it: | a. \n\n| b.|
+        # The first one is read at the last token before the answer.
         answer = STEP + f"{self.step_separator}{STEP}".join(steps) + STEP
-        return encode_marked(self.tokenizer, self._chat(prompt, answer), len(steps) + 1, special_tokens=False)
+        chat = self._chat(prompt, answer)
+        return encode_marked(self.tokenizer, chat, len(steps) + 1, special_tokens=False)
 
     def _parts(self, encoded: ScoringInput) -> list[ScoringInput]:
         """Return the whole row, as log-probabilities are summed from one step to the next, or nothing."""
         fitted = encoded.fit(self.max_length)
-        return [fitted] if fitted else []
+        if fitted is None:
+            return []
+        return [fitted]
 
-    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+    def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":
         import torch
 
         log_probs = self._log_probs(rows, self.model)
@@ -132,14 +141,16 @@ class ImplicitRewardScorer(PRMScorer):
         else:  # the base under the adapter
             with self.model.disable_adapter():
                 log_probs_ref = self._log_probs(rows, self.model)
-        scores: list[list[float | None]] = []
+        scores = []
         for row, row_logps, row_logps_ref in zip(rows, log_probs, log_probs_ref, strict=True):
             log_ratios = (row_logps - row_logps_ref).double()
+            # Steps that are read at the tokens 9, 14 and 20 have 5 and 6 tokens.
             widths = [end - start for start, end in pairwise(row.read)]
-            sums = torch.stack([log_ratios_of_step.sum() for log_ratios_of_step in log_ratios.split(widths)])
+            sums = torch.stack([step.sum() for step in log_ratios.split(widths)])
             if self.cumulative:
                 sums = sums.cumsum(0)
-            scores.append((self.beta * sums).tolist())
+            rewards = self.beta * sums
+            scores.append(rewards.tolist())
         return scores
 
     def _log_probs(self, rows: Sequence[ScoringInput], model: "PreTrainedModel") -> "list[torch.Tensor]":
@@ -147,13 +158,14 @@ class ImplicitRewardScorer(PRMScorer):
         import torch
 
         model.eval()
-        positions = [list(range(row.read[0], row.read[-1])) for row in rows]
-        log_probs: list[torch.Tensor] = []
-        for row, logits in zip(rows, self._logits(rows, positions, model), strict=True):
+        positions = [range(row.read[0], row.read[-1]) for row in rows]
+        log_probs = []
+        for row, places, logits in zip(rows, positions, self._logits(rows, positions, model), strict=True):
             # The logits at a token predict the next one.
-            answer = row.input_ids[row.read[0] + 1 : row.read[-1] + 1]
+            answer = [row.input_ids[place + 1] for place in places]
             tokens = torch.tensor(answer, device=logits.device).unsqueeze(1)
-            log_probs.append(logits.float().log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu())
+            all_log_probs = logits.float().log_softmax(dim=-1)  # (T, V)
+            log_probs.append(all_log_probs.gather(1, tokens)[:, 0].cpu())
         return log_probs
 
 

@@ -103,27 +103,31 @@ def load_model(
     if device is None:
         device = "cpu"
         if torch.cuda.is_available():
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # of this process, as a launcher sets it
     options: dict[str, Any] = {
         "dtype": dtype or "auto",
         "trust_remote_code": trust_remote_code,
-        "output_loading_info": True,
+        "output_loading_info": True,  # names the weights that a checkpoint lacks
     }
+    # Quantized weights cannot be moved afterwards, so they are loaded to their device.
     if quantization_config is not None:
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with hub_errors("model", str(model), f"a folder or Hub id that {auto_class} loads"):
         with_head = auto_class != "AutoModelForCausalLM"
+        # transformers would load the adapter's base, and make up the head that it lacks.
         if with_head and transformers.utils.find_adapter_config_file(str(model)) is not None:
             remedy = "Its base alone has a random head: merge the two first."
             raise InputError("model", f"{str(model)!r}, an adapter", "a whole checkpoint with its head", remedy)
         own_class: Any = None
         if own_classes:
+            class_name = auto_class
             # With trust_remote_code the class of the repository loads, unless one of ours is asked for by name.
-            names_class = trust_remote_code or auto_class in own_classes
-            own_class = own_classes.get(auto_class if names_class else architecture(model))
+            if not trust_remote_code and auto_class not in own_classes:
+                class_name = architecture(model)
+            own_class = own_classes.get(class_name)
         if own_class is not None:
             del options["trust_remote_code"]  # auto classes alone take it
-        if own_class is None and not with_head:
+        elif not with_head:
             own_class = _multimodal_class(model, trust_remote_code)
         model_class = own_class or getattr(transformers, auto_class)
         loaded, info = model_class.from_pretrained(model, **options)
@@ -132,9 +136,10 @@ def load_model(
         remedy = "They would be random: pass a trained process reward model (`trl-drgrpo train-prm` makes one)."
     refuse_new_weights("model", repr(str(model)), loaded, info, remedy)
     refuse_bad_ends("model", str(model), loaded)
-    placed = loaded if quantization_config is not None else loaded.to(device)
-    refuse_not_finite(placed, "model", str(model))
-    return placed
+    if quantization_config is None:
+        loaded = loaded.to(device)
+    refuse_not_finite(loaded, "model", str(model))
+    return loaded
 
 
 def _multimodal_class(model: str | os.PathLike[str], trust_remote_code: bool) -> Any:
@@ -169,6 +174,7 @@ def is_causal(model: Model) -> bool | None:
         from transformers import AutoConfig, AutoModelForTokenClassification
 
         try:
+            # Built without memory for its weights: the modules alone tell how they attend.
             with torch.device("meta"):
                 # Without a value transformers would ask on stdin.
                 config = AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -177,12 +183,15 @@ def is_causal(model: Model) -> bool | None:
             return None
     loaded: Any = model
     attends = [module.is_causal for module in loaded.modules() if hasattr(module, "is_causal")]
-    return all(attends) if attends else None
+    if not attends:
+        return None
+    return all(attends)
 
 
 def longest_input(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the number of tokens that both model and tokenizer say they can read."""
     config = model.config
+    # Of a multimodal model, the part that reads text.
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or _NO_LIMIT

@@ -21,7 +21,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from trl_drgrpo.common.errors import InputError, RewardError
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.process_rewards.continuations import ModelSampler, Request
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, completion_like, prompt_ids
-from trl_drgrpo.process_rewards.step_scorer import dataset_columns, log_nothing
+from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards, dataset_columns, log_nothing
 from trl_drgrpo.process_rewards.steps import DEFAULT_SEPARATOR, StepSegmenter
 from trl_drgrpo.process_rewards.steps.segmenter import StepSpec, segmenter_without_turns
 from trl_drgrpo.rewards.contract import checked_reward, reward_name
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
     from trl_drgrpo.trainer import DrGRPOTrainer
+
+Generate = Callable[..., list[list[str]]]  # (prefixes, k) -> k texts for each prefix
 
 
 class TrainerRollouts:
@@ -60,6 +62,7 @@ class TrainerRollouts:
             the `k` of one prefix. Raise it for vLLM, which schedules by itself.
     """
 
+    # Read by the scorer, which calls it even without prefixes: other processes wait for it.
     collective = True
 
     def __init__(self, trainer: "DrGRPOTrainer | None" = None, *, batch_size: int = 32):
@@ -85,25 +88,32 @@ class TrainerRollouts:
             remedy = "Pass the scorer to the trainer itself, or set `rollouts.trainer = trainer`."
             raise InputError("TrainerRollouts.trainer", "none", "the trainer whose policy is sampled", remedy)
         tokenizer: Any = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        accelerator = trainer.accelerator
         per_call = max(1, self.batch_size // k)
         # Rows of like length share a call, so that little is padded.
         order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
         # Generation is collective: every process makes as many calls as the one with the most prefixes.
-        calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=trainer.accelerator.device)
-        texts: list[list[str]] = [[] for _ in prefixes]
-        calls_of_processes: Any = trainer.accelerator.gather(calls)
+        calls = torch.tensor(math.ceil(len(prefixes) / per_call), device=accelerator.device)
+        calls_of_processes: Any = accelerator.gather(calls)
+        texts_of = {}
         for call in range(int(calls_of_processes.max())):
             batch = order[call * per_call : (call + 1) * per_call]
-            rows = [list(prefixes[i]) for i in batch]
-            if trainer.accelerator.num_processes > 1:  # the backend wants as many rows from every process
-                filler = rows[-1] if rows else [tokenizer.eos_token_id]
+            rows = [prefixes[i] for i in batch]
+            # The backend wants as many rows from every process. What is sampled for fillers is dropped.
+            if accelerator.num_processes > 1:
+                filler = [tokenizer.eos_token_id]
+                if rows:
+                    filler = rows[-1]
                 rows += [filler] * (per_call - len(rows))
-            repeated = list(chain.from_iterable(repeat(row, k) for row in rows))
+            # TRL's order: the k rows of a prefix beside each other.
+            repeated = []
+            for row in rows:
+                repeated += [list(row)] * k
             sampled = trainer.sample_completions(repeated, num_generations=k)
             decoded = tokenizer.batch_decode(sampled, skip_special_tokens=True)
             for position, i in enumerate(batch):
-                texts[i] = decoded[position * k : (position + 1) * k]
-        return texts
+                texts_of[i] = decoded[position * k : (position + 1) * k]
+        return [texts_of[i] for i in range(len(prefixes))]
 
 
 class TransformersRollouts:
@@ -136,7 +146,13 @@ class TransformersRollouts:
         for field, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             refuse_outside(field, value, whole(1, remedy="Give a positive number."))
         refuse_outside("temperature", temperature, positive(remedy="Greedy rollouts are all the same: raise it."))
-        decoding = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, **(generation or {})}
+        decoding = {
+            "do_sample": True,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": 0,
+            **(generation or {}),
+        }
         self.sampler = ModelSampler(model, tokenizer, decoding, batch_size)
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
@@ -153,9 +169,12 @@ class TransformersRollouts:
         Returns:
             `list[list[str]]`: `N` lists of `k` continuations, without special tokens and without their prefix.
         """
+        # Another seed for each call, so that a prefix that comes again gets new continuations.
         seed = self.seed + self.calls
         self.calls += 1
-        requests = [Request(tuple(prefix_ids), k, self.max_new_tokens, True, seed) for prefix_ids in prefixes]
+        requests = []
+        for prefix_ids in prefixes:
+            requests.append(Request(tuple(prefix_ids), k, self.max_new_tokens, True, seed))
         texts = []
         for continuations in self.sampler(requests):
             ids = [list(continuation.token_ids) for continuation in continuations]
@@ -167,7 +186,7 @@ class _Prefix(NamedTuple):
     """A prompt and the first steps of a completion, to be rolled out and judged."""
 
     row: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: list[int]
     token_ids: list[int]  # of the steps
     text: str  # of the steps
 
@@ -175,6 +194,7 @@ class _Prefix(NamedTuple):
 class _Rollout(NamedTuple):
     """A finished completion for the verifier."""
 
+    key: Any  # of its prefix
     row: int
     completion: Prompt
     token_ids: list[int]
@@ -211,7 +231,7 @@ class MonteCarloScorer:
 
     def __init__(
         self,
-        generate: Callable[..., list[list[str]]],
+        generate: Generate,
         verifier: Callable[..., Any],
         tokenizer: "PreTrainedTokenizerBase",
         *,
@@ -235,6 +255,7 @@ class MonteCarloScorer:
 
     def on_trainer_built(self, trainer: "DrGRPOTrainer") -> None:
         """Give the trainer, which calls this, to rollouts that need one and have none."""
+        # A generator without the attribute needs no trainer.
         if getattr(self.generate, "trainer", trainer) is None:
             self.generate.trainer = trainer  # type: ignore[attr-defined]
 
@@ -246,9 +267,9 @@ class MonteCarloScorer:
         completion_ids: Sequence[Sequence[int]],
         step_ends: Sequence[Sequence[int]],
         trainer_state: "TrainerState | None" = None,
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: LogMetric | None = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> RaggedRewards:
         """Estimate the value of every prefix, as a step reward function.
 
         Args:
@@ -269,35 +290,39 @@ class MonteCarloScorer:
             `RewardError`: A verifier that fails, or a generator that returns something else than `k` texts per prefix.
         """
         columns = dataset_columns(kwargs, len(prompts))
-        keys: list[list[Any]] = [[] for _ in prompts]  # of each step
-        rollouts_of: dict[Any, list[_Rollout]] = defaultdict(list)  # by key
-        prefixes: dict[Any, _Prefix] = {}  # by key: equal ones are rolled out once
+        keys = []  # of each step
+        prefixes = {}  # by key: equal ones are rolled out once
+        rollouts = []
         for row, texts in enumerate(steps):
+            keys.append([])
             if not texts:
                 continue
-            prompt = tuple(prompt_ids(prompts[row], self.tokenizer, self.template))
+            prompt = prompt_ids(prompts[row], self.tokenizer, self.template)
             ids = list(completion_ids[row])
-            # Equal tokens are one prefix only where the verifier sees equal columns too.
+            # Equal tokens are one prefix only where the verifier sees equal columns too. As text, since a column may
+            # hold what cannot be hashed.
             row_values = sorted((name, values[row]) for name, values in columns.items())
             verifier_input = repr((prompts[row], row_values))
             for count, end in enumerate(step_ends[row], start=1):
                 if count == len(texts) and end + 1 == len(ids):  # no token can follow: the completion is its rollout
                     keys[row].append(row)
-                    rollouts_of[row].append(_Rollout(row, completions[row], ids))
+                    rollouts.append(_Rollout(row, row, completions[row], ids))
                 else:
-                    key = (verifier_input, (*prompt, *ids[: end + 1]))
+                    token_ids = ids[: end + 1]
+                    key = (verifier_input, *prompt, *token_ids)
                     keys[row].append(key)
-                    prefixes[key] = _Prefix(row, prompt, ids[: end + 1], "".join(texts[:count]))
+                    prefixes[key] = _Prefix(row, prompt, token_ids, "".join(texts[:count]))
         if log_metric is not None:
             log_metric(f"process_rewards/{self.__name__}/rollouts", float(self.k * len(prefixes)))
         continuations = self._rolled_out(list(prefixes.values()))
         for (key, prefix), texts in zip(prefixes.items(), continuations, strict=True):
             for text in texts:
-                completion = completion_like(completions[prefix.row], self._cleaner.bare(prefix.text + text))
-                ids = [*prefix.token_ids, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
-                rollouts_of[key].append(_Rollout(prefix.row, completion, ids))
+                # The verifier sees what it would see in training: text without special tokens, in the prompt's form.
+                whole_text = self._cleaner.bare(prefix.text + text)
+                completion = completion_like(completions[prefix.row], whole_text)
+                text_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                rollouts.append(_Rollout(key, prefix.row, completion, [*prefix.token_ids, *text_ids]))
         # The verifier is called once, with the rollouts of all prefixes.
-        rollouts = list(chain(*rollouts_of.values()))
         rows = [rollout.row for rollout in rollouts]
         rewards: Any = rows and self.verifier(
             prompts=[prompts[row] for row in rows],
@@ -308,19 +333,27 @@ class MonteCarloScorer:
             log_extra=log_nothing,
             **{name: [values[row] for row in rows] for name, values in columns.items()},
         )
-        remaining = iter(rewards)
-        value_of = {}
-        for key, group in rollouts_of.items():
-            scored = [reward for reward in islice(remaining, len(group)) if reward is not None]
-            accepted = sum(reward > self.accept_above for reward in scored)
-            value_of[key] = accepted / len(scored) if scored else None
-        return [[value_of[key] for key in row] for row in keys]
+        verdicts_on = defaultdict(list)  # by key
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            if reward is not None:
+                verdicts_on[rollout.key].append(reward > self.accept_above)
+        values = []
+        for row_keys in keys:
+            values.append([])
+            for key in row_keys:
+                verdicts = verdicts_on[key]
+                value = None  # the verifier could score nothing
+                if verdicts:
+                    value = sum(verdicts) / len(verdicts)
+                values[-1].append(value)
+        return values
 
     def _rolled_out(self, prefixes: list[_Prefix]) -> list[list[str]]:
         """Return `k` continuations of each prefix."""
         if not prefixes and not getattr(self.generate, "collective", False):
             return []
-        continuations = self.generate([[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes], self.k)
+        token_ids = [[*prefix.prompt_ids, *prefix.token_ids] for prefix in prefixes]
+        continuations = self.generate(token_ids, self.k)
         counts = [len(group) for group in continuations]
         if counts != [self.k] * len(prefixes):
             field = f"generator of '{self.__name__}'"
@@ -337,7 +370,7 @@ _CHUNK = 32  # rows whose completions are rolled out together
 
 def label_steps(
     rows: Sequence[Mapping[str, Any]],
-    generate: Callable[..., list[list[str]]],
+    generate: Generate,
     verifier: Callable[..., Any],
     tokenizer: "PreTrainedTokenizerBase",
     *,
@@ -370,6 +403,7 @@ def label_steps(
         `RewardError`: A verifier that fails.
     """
     segmenter = segmenter_without_turns(separator, "separator")
+    # All rows are checked before the first one is sampled.
     for index, row in enumerate(rows):
         if "prompt" not in row:
             remedy = "Rename the column that holds it."
@@ -383,8 +417,9 @@ def label_steps(
             for name in _RESULT_COLUMNS:
                 row.pop(name, None)
             columns_of_rows.append(row)
-        columns: dict[str, Any] = {}
-        for name in dict.fromkeys(chain(*columns_of_rows)):  # rows may lack a column
+        # Rows become columns, as a trainer passes them. A row may lack one.
+        columns = {}
+        for name in dict.fromkeys(chain(*columns_of_rows)):
             columns[name] = [row.get(name) for row in columns_of_rows]
         prompts = columns.pop("prompt", [])
         texts = ["".join(completed.steps) for completed in chunk]
@@ -397,8 +432,14 @@ def label_steps(
             **columns,
         )
         for row, completed, step_values in zip(columns_of_rows, chunk, values, strict=True):
-            steps = [segmenter.rule.without_end(step) for step in completed.steps]
-            labels = [None if value is None else value > 0 for value in step_values]
+            # One accepted rollout is enough: the hard estimate.
+            labels = []
+            for value in step_values:
+                label = None
+                if value is not None:
+                    label = value > 0
+                labels.append(label)
+            steps = list(map(segmenter.rule.without_end, completed.steps))
             yield {**row, "steps": steps, "labels": labels, "values": step_values}
 
 
@@ -417,6 +458,7 @@ def _completed(
     """Return the rows with the steps that they came with, or with sampled steps, which are cut as in training."""
     tokenizer = scorer.tokenizer
     rule = segmenter.rule
+    # All prompts are sampled in one call; the rows take the texts back in their order.
     prompts = [prompt_ids(row["prompt"], tokenizer, scorer.template) for row in rows if "steps" not in row]
     sampled: Iterator[list[str]] = iter(())
     if prompts:
@@ -428,11 +470,14 @@ def _completed(
                 ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
                 cut = segmenter(ids, tokenizer)
                 if "".join(cut.texts).strip():
-                    completed.append(_Completed(row, list(cut.texts), ids[: cut.ends[-1] + 1], list(cut.ends)))
+                    steps = list(cut.texts)
+                    ends = list(cut.ends)
+                    # Without the closing (EOS, white space), so the last value is the verdict on the completion.
+                    completed.append(_Completed(row, steps, ids[: ends[-1] + 1], ends))
         elif len(row["steps"]) > 0:
             # Every step but the last gets its separator. Tokenized one by one, a step ends where a token ends.
-            bare = [rule.without_end(str(step)) for step in row["steps"]]
-            steps = [*map(rule.with_end, bare[:-1]), bare[-1]]
+            *bare, last = [rule.without_end(str(step)) for step in row["steps"]]
+            steps = [*map(rule.with_end, bare), last]
             ids = []
             ends = []
             for step in steps:

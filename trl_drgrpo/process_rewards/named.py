@@ -67,6 +67,7 @@ def register_prm_format(
             no regular expression.
     """
     FORMATS.check_home(name, scorer)
+    # A class that is named by its place is imported, and checked, on first use.
     if not isinstance(scorer, str):
         _check_class(name, scorer)
     try:
@@ -76,6 +77,7 @@ def register_prm_format(
         raise FORMATS.error(name, got, "a regular expression", "Correct the pattern.") from None
     prm_format = PRMFormat(name, help, scorer, is_causal, published_ids, architecture)
     FORMATS.check_options(prm_format)  # before the reward of this name is there
+    # A format is a reward as well, in the table that recipes are read by.
     register_reward(name, factory=partial(scorer_of, name), help=help, role="step")
     FORMATS.add(prm_format)
     if not isinstance(scorer, str):
@@ -108,11 +110,16 @@ def scorer_of(form: str, model: str, **options: Any) -> PRMScorer:
             or an option that the scorer does not take. What only loading shows is raised by the first call.
     """
     _check_model(model)
+    # An implicit reward has two models, which are named alike.
     if options.get("reference") is not None:
         _check_model(options["reference"], "reference")
-    prm_format = FORMATS[_format_of(model) if form == "prm" else form]
+    format_name = form
+    if form == "prm":
+        format_name = _format_of(model)
+    prm_format = FORMATS[format_name]
     scorer: Any = FORMATS.load(prm_format.name, prm_format.scorer)
-    if isinstance(prm_format.scorer, str):  # imported now
+    # A class that was registered by its name is imported by now, and checked as others are at once.
+    if isinstance(prm_format.scorer, str):
         _check_class(prm_format.name, scorer)
         _tell_class(prm_format, scorer)
     scorer.check_options(options)
@@ -135,19 +142,19 @@ def step_reward(spec: Any, field: str = "step_reward_funcs") -> Callable[..., An
     """
     if callable(spec) or not isinstance(spec, (str, Mapping)):
         return spec  # anything that is no function is refused where the others are
-    if isinstance(spec, str) and spec not in REWARDS and ".py" not in spec and _is_model(spec):
-        spec = {"prm": os.path.expanduser(spec)}
+    if isinstance(spec, str):
+        is_path = "/" in spec or os.path.isdir(spec)  # a Hub id has a slash, and a folder may have none
+        if is_path and spec not in REWARDS and ".py" not in spec:
+            spec = {"prm": os.path.expanduser(spec)}
     return resolve_reward(spec, field)
-
-
-def _is_model(name: str) -> bool:
-    return "/" in name or os.path.isdir(name)
 
 
 def _format_of(model: str) -> str:
     """Return the name of the format that a model's id or its configuration tells."""
     path = user_path(model)
-    model_name = (path.name if path.is_dir() else model).lower()
+    model_name = model.lower()
+    if path.is_dir():
+        model_name = path.name.lower()  # the folders above it say nothing of the model
     # A published id first: it says more than an architecture, and needs no look at the Hub.
     for name, prm_format in FORMATS.items():
         if prm_format.published_ids and re.search(prm_format.published_ids, model_name):
@@ -165,5 +172,6 @@ def _format_of(model: str) -> str:
 def _check_model(model: object, field: str = "model") -> None:
     if not isinstance(model, str) or not model:
         raise InputError(field, repr(model), "a path or Hub id", "Name a process reward model.")
+    # `check_local` refuses an adapter's folder, and Math-PSA is published as an adapter.
     if not (user_path(model) / "adapter_config.json").is_file():
         check_local(field, model)

@@ -13,6 +13,7 @@ too.
 import math
 import re
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -83,20 +84,22 @@ def prompt_ids(
     Raises:
         `InputError`: A prompt without tokens, or a chat template that fails.
     """
-    ids: list[int]
+    encoded: Any
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt)["input_ids"])
+        encoded = tokenizer(prompt)
     else:
         from jinja2 import TemplateError
 
         rendering = {**(template or {}), "add_generation_prompt": True, "return_dict": True}
         try:
-            rendered: Any = tokenizer.apply_chat_template(prompt, **rendering)
-            ids = list(rendered["input_ids"])
+            encoded = tokenizer.apply_chat_template(prompt, **rendering)
         except TemplateError as error:  # jinja's sandbox also refuses a template that reaches for more than messages
-            got = f"one that fails with {type(error).__name__}: {str(error).rstrip('.')}"
+            message = str(error).rstrip(".")
+            got = f"one that fails with {type(error).__name__}: {message}"
             remedy = "Look at chat_template.jinja."
             raise InputError("chat template", got, "one that renders the prompts", remedy) from error
+    ids = list(encoded["input_ids"])
+    # A model can go on from a token, not from nothing.
     if not ids:
         remedy = "Check the prompt, the tokenizer and its chat template."
         raise InputError("prompt", f"no tokens of {shortened(prompt)}", "at least one token", remedy)
@@ -121,14 +124,16 @@ class Cleaner:
     """
 
     def __init__(self, special_tokens: Iterable[str] = (), marker: str | None = None):
-        marks: list[str] = [*_MARKS]
+        patterns = [*_MARKS]
         if marker is not None:
-            marks.append(_pattern(marker))
+            patterns.append(_pattern(marker))
+        # A prompt may hold special tokens: it comes from the dataset, not from the policy.
+        self._from_prompts = re.compile("|".join(patterns))
         tokens = {*special_tokens, *END_TOKENS} - {""}
         # A regex takes the first alternative that matches: a token must not lose its beginning to a shorter one.
         longest_first = sorted(tokens, key=len, reverse=True)
-        self._from_prompts = re.compile("|".join(marks))
-        self._from_steps = re.compile("|".join([*marks, *map(re.escape, longest_first)]))
+        patterns += map(re.escape, longest_first)
+        self._from_steps = re.compile("|".join(patterns))
 
     def step(self, text: str) -> str:
         r"""Return the step without special tokens, empty lines before it and white space after it; may be empty.
@@ -157,14 +162,18 @@ def _pattern(marker: str) -> str:
     if marker.isalnum():
         return rf"(?<!\w){re.escape(marker)}(?!\w)"
     if marker.isspace():
-        return rf"[^\S\n]*(?:\n[^\S\n]*){{{marker.count(chr(10))},}}"
+        blank = r"[^\S\n]*"  # white space but line breaks
+        line_breaks = marker.count("\n")
+        return rf"{blank}(?:\n{blank}){{{line_breaks},}}"
     return re.escape(marker)
 
 
 def _remove(pattern: re.Pattern[str], text: str) -> str:
-    """Remove all matches, also those that arise only when another one is taken out."""
-    while (shorter := pattern.sub("", text)) != text:
+    """Remove all matches, also those that arise only when another one is taken out: of `<ex<extra_0>tra_0>`, both."""
+    shorter = pattern.sub("", text)
+    while shorter != text:
         text = shorter
+        shorter = pattern.sub("", text)
     return text
 
 
@@ -188,8 +197,9 @@ def take_out_marks(text: str) -> tuple[str, dict[str, list[int]]]:
     ```
     """
     places: dict[str, list[int]] = {mark: [] for mark in _MARKS}
+    # Each mark before it is one character, and is taken out.
     for marks_before, match in enumerate(_MARK.finditer(text)):
-        places[match[0]].append(match.start() - marks_before)  # each is one character, and is taken out
+        places[match[0]].append(match.start() - marks_before)
     return _MARK.sub("", text), places
 
 
@@ -210,7 +220,9 @@ def unread(count: int, indices: Sequence[int]) -> list[float | None]:
     They are 0 before the first text, where nothing was written yet, and `None` from there on. No later text changes
     that, so these rewards are causal.
     """
-    first = indices[0] if indices else count
+    first = count
+    if indices:
+        first = indices[0]
     return [0.0] * first + [None] * (count - first)
 
 
@@ -237,7 +249,8 @@ class ScoringInput:
     def fit(self, max_length: int) -> "ScoringInput | None":
         """Cut tokens off the prompt's left until the row fits; `None` if the rest alone is too long."""
         excess = max(0, len(self.input_ids) - max_length)
-        if excess > self.cut[1] - self.cut[0]:
+        start, end = self.cut
+        if excess > end - start:
             return None
         return self._without(excess, range(len(self.positions)))
 
@@ -250,19 +263,22 @@ class ScoringInput:
         """
         if len(self.input_ids) <= max_length:
             return [self]
+        start, end = self.cut
         # Steps whose prompt loses about as many tokens share a part, and so a forward pass.
         stride = max(1, max_length // 8)
-        steps_of: dict[int, list[int]] = {}  # by tokens that the prompt loses
+        steps_of = defaultdict(list)  # by tokens that the prompt loses
         for step, position in enumerate(self.positions):
             if position is None:
                 continue
+            # Rounded up to a multiple of the stride, but no more than the prompt has.
             excess = max(0, position + 1 - max_length)
-            lost = min(math.ceil(excess / stride) * stride, self.cut[1] - self.cut[0])
+            lost = min(math.ceil(excess / stride) * stride, end - start)
             if excess <= lost:
-                steps_of.setdefault(lost, []).append(step)
+                steps_of[lost].append(step)
         parts = []
         for lost, steps in steps_of.items():
             part = self._without(lost, steps)
+            # Later text does not fit; it is read in another part, or nowhere.
             parts.append(replace(part, input_ids=part.input_ids[:max_length]))
         return parts
 
@@ -274,11 +290,15 @@ class ScoringInput:
             position = self.positions[step]
             if position is not None:
                 positions[step] = position - lost
-        return ScoringInput(self.input_ids[:start] + self.input_ids[start + lost :], positions, (start, end - lost))
+        input_ids = self.input_ids[:start] + self.input_ids[start + lost :]
+        return ScoringInput(input_ids, positions, (start, end - lost))
 
 
 def encode_piecewise(
-    tokenizer: "PreTrainedTokenizerBase", prompt: str, steps: Sequence[str], separator: str
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: str,
+    steps: Sequence[str],
+    separator: str,
 ) -> ScoringInput:
     """Join prompt and steps as TRL's former PRM trainer did; each step is read at its last token.
 
@@ -291,16 +311,18 @@ def encode_piecewise(
     Returns:
         [`ScoringInput`]: `[bos] prompt step separator step separator ...`.
     """
-    bos_id: Any = tokenizer.bos_token_id
-    start: list[int] = [] if bos_id is None else [bos_id]
-    prompt_ids = _ids(tokenizer, prompt)
+    input_ids = []
+    if tokenizer.bos_token_id is not None:
+        input_ids.append(tokenizer.bos_token_id)
+    start = len(input_ids)
+    input_ids += _ids(tokenizer, prompt)
+    end = len(input_ids)
     separator_ids = _ids(tokenizer, separator)
-    input_ids = start + prompt_ids
     positions = []
     for step in steps:
         input_ids += _ids(tokenizer, step) + separator_ids
         positions.append(len(input_ids) - 1)
-    return ScoringInput(input_ids, positions, (len(start), len(start) + len(prompt_ids)))
+    return ScoringInput(input_ids, positions, (start, end))
 
 
 def encode_marked(
@@ -337,6 +359,7 @@ def encode_marked(
         raise InputError("tokenizer", "a chat template that leaves the prompt out", "one that includes it", remedy)
     first = places[PROMPT_START][0]
     last = places[PROMPT_END][-1]
+    # Tokens that lie in the prompt as a whole; one that holds characters from both sides is not cut.
     cut = (0, 0)
     prompt_tokens = [token for token, (start, end) in enumerate(offsets) if first <= start < end <= last]
     if prompt_tokens:
@@ -348,22 +371,27 @@ def encode_marked(
         # A special token that the tokenizer added has the offsets (0, 0), so the ends do not ascend by themselves.
         ends = list(accumulate((end for _, end in offsets), max))
         for step, place in enumerate(places[STEP]):
+            # The first token that ends behind the mark is the one that holds the character there.
             token = bisect_right(ends, place)
-            if token < len(input_ids) and input_ids[token] == token_id and token + shift >= 0:
+            if input_ids[token : token + 1] == [token_id] and token + shift >= 0:
                 positions[step] = token + shift
     else:
         with_text = [token for token, (start, end) in enumerate(offsets) if start < end]
         starts = [offsets[token][0] for token in with_text]
-        counts_begun = [bisect_left(starts, place) for place in places[STEP]]
-        if 0 not in counts_begun:  # else nothing is before the first mark
-            positions = [with_text[count - 1] for count in counts_begun]
+        # How many tokens begin before each mark.
+        counts = [bisect_left(starts, place) for place in places[STEP]]
+        if 0 not in counts:  # else nothing is before the first mark
+            positions = [with_text[count - 1] for count in counts]
     return ScoringInput(input_ids, positions, cut)
 
 
 def single_token_id(tokenizer: "PreTrainedTokenizerBase", text: str) -> int | None:
     """Return the id of a text that is one token of the vocabulary, else `None`."""
     ids = _ids(tokenizer, text)
-    return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None
+    # A marker that the vocabulary lacks may come out as the one unknown token.
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        return None
+    return ids[0]
 
 
 def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:

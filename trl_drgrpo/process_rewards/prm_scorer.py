@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+    from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards
+
 _HEADS = {  # by its outputs: what is expected, and what to do
     1: ("a head of 1 output per token", "Load a process reward model of this format."),
     2: (
@@ -107,9 +109,11 @@ class PRMScorer:
     ):
         refuse_outside("batch_size", batch_size, whole(1, remedy="Set the rows per forward pass."))
         self.check_options(options)
+        # What loads a model is taken out, so the rest of the options are the format's own.
         self._loading = {key: options.pop(key, default) for key, default in _LOADING.items()}
         vars(self).update({**self.settings, **options})
         scorer_class = type(self)
+        # Of the class itself: a subclass that is not registered must not go by its parent's name.
         self.__name__ = name or vars(scorer_class).get("format_name", scorer_class.__name__)
         self.model: Any = model  # a name, or two, before they are loaded
         self.tokenizer: Any = tokenizer
@@ -120,6 +124,7 @@ class PRMScorer:
         self._is_loaded = False
         if not lazy:
             self.load()
+        # A recipe may want a baseline before anything is loaded, so the configuration has to tell.
         elif self.is_causal is None and self.auto_class == "AutoModelForTokenClassification":
             self.is_causal = is_causal(model)
 
@@ -134,6 +139,7 @@ class PRMScorer:
             self.candidates = self._candidates(good=self.good, bad=self.bad)
         self.max_length = self.max_length or longest_input(self.model, self.tokenizer)
         self._cleaner = Cleaner(self.tokenizer.all_special_tokens, self.marker)
+        # A row of two steps, written and read once, shows a tokenizer or a head of another format.
         prompt_text = self._prompt_text
         self._prompt_text = None  # it may expect messages, and the row of the check has a text
         self._check_format(self._encode("1+1+1=?", ["1+1=2", "2+1=3"]))
@@ -161,7 +167,9 @@ class PRMScorer:
             return self.model
         config = self.model.config
         revision = getattr(config, "_commit_hash", None)
-        return f"{config._name_or_path} at revision {revision}" if revision else config._name_or_path
+        if not revision:
+            return config._name_or_path
+        return f"{config._name_or_path} at revision {revision}"
 
     def _token(self, field: str, text: str) -> int:
         """Return the id of a text that must be one token of the vocabulary. Refuses any other text."""
@@ -176,19 +184,23 @@ class PRMScorer:
         """Return the ids of the two candidate tokens, checked against the model's vocabulary."""
         ids = []
         for field, token in tokens.items():
-            ids.append(token if isinstance(token, int) else self._token(field, str(token)))
+            if not isinstance(token, int):
+                token = self._token(field, str(token))
+            ids.append(token)
         vocabulary = self.model.config.get_text_config().vocab_size
-        head = self.model.get_output_embeddings()
-        if head is None or max(ids) >= vocabulary:
+        got = ""
+        if self.model.get_output_embeddings() is None:
+            got = "a model without a language modeling head"
+        elif max(ids) >= vocabulary:
             got = f"{vocabulary} outputs per token"
-            if head is None:
-                got = "a model without a language modeling head"
+        if got:
             remedy = "Load it as a causal language model: this format reads the logits of two tokens."
             raise InputError(f"model of '{self.__name__}'", got, f"an output for the tokens {ids}", remedy)
         return ids
 
     def _check_format(self, row: ScoringInput) -> None:
         """Refuse a tokenizer that loses a place where a step is read, and a head with another number of outputs."""
+        # A marker that merged with its neighbors has no position.
         if len(row.read) != len(row.positions):
             got = "a tokenizer or chat template that merges the marker with its surroundings, or changes the answer"
             remedy = "Use the tokenizer and the chat template that the model was trained with."
@@ -205,9 +217,9 @@ class PRMScorer:
         prompts: Sequence[Any],
         completions: Sequence[Any] | None = None,
         steps: Sequence[Sequence[str]] = (),
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: "LogMetric | None" = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> "RaggedRewards":
         """Score every step, as a step reward function.
 
         Args:
@@ -231,12 +243,14 @@ class PRMScorer:
             raise InputError("steps", got, "one row of steps per prompt", "Pass the steps of every completion.")
         if not self._is_loaded:
             self.load()
-        rewards: list[list[float | None]] = []
-        inputs: list[tuple[int, list[int], ScoringInput]] = []
+        rewards = []
+        # Each part of a row, with the rewards that it fills in, and their places among them.
+        inputs = []
         truncated = 0
-        for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
+        for prompt, texts in zip(prompts, steps, strict=True):
             clean_texts, indices = texts_of(texts, self._cleaner)
-            rewards.append(unread(len(texts), indices))
+            row_rewards = unread(len(texts), indices)
+            rewards.append(row_rewards)
             if not clean_texts:
                 continue
             encoded = self._encode(prompt, clean_texts)
@@ -244,20 +258,23 @@ class PRMScorer:
             truncated += parts != [encoded]
             self._warn_of(encoded, parts)
             for index in indices:
-                rewards[row][index] = 0.0  # until it is read
-            inputs += [(row, indices, part) for part in parts if part.read]
+                row_rewards[index] = 0.0  # until it is read
+            for part in parts:
+                if part.read:
+                    inputs.append((part, row_rewards, indices))
         # Rows of like length share a forward pass; the longest come first, so that too little memory shows at once.
-        inputs.sort(key=lambda item: len(item[2].input_ids), reverse=True)
+        inputs.sort(key=lambda item: len(item[0].input_ids), reverse=True)
         self.model.eval()
         for start in range(0, len(inputs), self.batch_size):
             batch = inputs[start : start + self.batch_size]
-            scores_per_row = self._scores([part for _, _, part in batch])
-            for (row, indices, _), scores in zip(batch, scores_per_row, strict=True):
+            scores_per_row = self._scores([part for part, *_ in batch])
+            for (_, row_rewards, indices), scores in zip(batch, scores_per_row, strict=True):
                 for index, score in zip(indices, scores, strict=True):
                     if score is not None:  # `None`: another part of the row reads this step
-                        rewards[row][index] = score
+                        row_rewards[index] = score
         if log_metric is not None:
-            log_metric(f"process_rewards/{self.__name__}/truncated_frac", truncated / max(len(prompts), 1))
+            share = truncated / max(len(prompts), 1)
+            log_metric(f"process_rewards/{self.__name__}/truncated_frac", share)
         return rewards
 
     def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
@@ -267,6 +284,7 @@ class PRMScorer:
         for number, step in enumerate(steps, start=1):
             if self.number_steps and not re.match(r"Step \d+:", step):
                 step = f"Step {number}: {step.lstrip()}"
+            # The mark stands right before the marker, so a step is read at the marker's token.
             written_steps.append(f"{step}{before_marker}{STEP}{self.marker}")
         answer = between.join(written_steps)
         if self.is_chat:
@@ -277,8 +295,10 @@ class PRMScorer:
 
     def _read(self, logits: "torch.Tensor") -> "torch.Tensor":
         """Return scores `(K,)` from the logits `(K, classes or vocabulary)` at a row's positions, in float32."""
+        # Of a vocabulary, the share of the good candidate between the two.
         if self.outputs is None:
             return logits[:, self.candidates].softmax(dim=-1)[:, 0]
+        # Of two classes, the second; a single output is the logit of it.
         if self.outputs == 2:
             return logits.softmax(dim=-1)[:, 1]
         return logits[:, 0].sigmoid()
@@ -290,7 +310,8 @@ class PRMScorer:
         first = next((message for message in messages if message["role"] != "system"), messages[0])
         first["content"] = PROMPT_START + first["content"]
         messages[-1]["content"] += PROMPT_END
-        return self._rendered([*messages, {"role": "assistant", "content": answer}])
+        messages.append({"role": "assistant", "content": answer})
+        return self._rendered(messages)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.tokenizer.chat_template:
@@ -321,8 +342,10 @@ class PRMScorer:
         limit = f"'{self.__name__}' reads at most {self.max_length} tokens"
         if any(part.cut != encoded.cut for part in parts):
             self._warn("prompt", f"{limit}; prompts of longer rows are truncated from the left.")
+        # Each step that is read is read in one part.
         if sum(len(part.read) for part in parts) < len(encoded.read):
-            tokens = len(encoded.input_ids) - (encoded.cut[1] - encoded.cut[0])
+            start, end = encoded.cut
+            tokens = len(encoded.input_ids) - (end - start)
             self._warn("steps", f"{limit}; what does not fit gets 0 (first such row: {tokens} without its prompt).")
         if None in encoded.positions:
             reason = "a marker merged with its surroundings, or the chat template left a part of the answer out"
@@ -331,15 +354,17 @@ class PRMScorer:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
+            # Four frames up is the caller of the scorer.
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
-    def _scores(self, rows: Sequence[ScoringInput]) -> list[list[float | None]]:
+    def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":
         """Return the scores of one batch, `K_i` per row."""
         logits_per_row = self._logits(rows, [row.read for row in rows], self.model)
-        scores: list[list[float | None]] = []
+        scores = []
         for row, logits in zip(rows, logits_per_row, strict=True):
-            values = iter(self._read(logits.float()).tolist())
-            scores.append([None if position is None else next(values) for position in row.positions])
+            values = self._read(logits.float()).tolist()  # of the positions that are not `None`
+            score_at: dict[int | None, float] = dict(zip(row.read, values, strict=True))
+            scores.append([score_at.get(position) for position in row.positions])
         return scores
 
     def _logits(
@@ -353,20 +378,28 @@ class PRMScorer:
         from torch.nn.utils.rnn import pad_sequence
 
         device = model.device
-        tokens = [torch.tensor(row.input_ids) for row in rows]
-        input_ids = pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0)  # (B, S)
-        attention_mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
+        tokens = [torch.tensor(row.input_ids, device=device) for row in rows]
+        masks = list(map(torch.ones_like, tokens))
+        options: dict[str, Any] = {
+            "input_ids": pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0),
+            "attention_mask": pad_sequence(masks, batch_first=True),  # (B, S)
+        }
         base = getattr(model, "get_base_model", lambda: model)()  # behind adapters, whose forward takes anything
         parameters = inspect.signature(base.forward).parameters
-        options: dict[str, Any] = {}
         if "use_cache" in parameters:
             options["use_cache"] = False
-        columns = {position: position for position in range(input_ids.size(1))}
-        if "logits_to_keep" in parameters:  # logits of a whole vocabulary at every token run out of memory
-            all_positions = sorted(set().union(*positions_per_row))
-            columns = {position: column for column, position in enumerate(all_positions)}
-            options["logits_to_keep"] = torch.tensor(all_positions, dtype=torch.long, device=device)
+        computed: Sequence[int] = range(max(map(len, tokens)))
+        # Logits of a whole vocabulary at every token run out of memory, so only those that are read are computed.
+        if "logits_to_keep" in parameters:
+            computed = sorted(set().union(*positions_per_row))
+            options["logits_to_keep"] = torch.tensor(computed, dtype=torch.long, device=device)
         with torch.no_grad():
-            output = model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), **options)
+            output = model(**options)
+        # A class from the Hub may return a tuple.
         logits = output.logits if hasattr(output, "logits") else output[0]
-        return [logits[i, [columns[position] for position in row]] for i, row in enumerate(positions_per_row)]
+        column_of = {position: column for column, position in enumerate(computed)}
+        logits_per_row = []
+        for row_logits, positions in zip(logits, positions_per_row, strict=True):
+            columns = [column_of[position] for position in positions]
+            logits_per_row.append(row_logits[columns])
+        return logits_per_row

@@ -16,6 +16,7 @@ checked against their authors' code. `implicit.py` has one more format.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from trl_drgrpo.process_rewards.loading import Model, is_causal
@@ -149,12 +150,13 @@ class ChatTurnScorer(PRMScorer):
     settings: ClassVar = {"good": "+", "bad": "-"}
 
     def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
-        question = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}"
-        turns: list[dict[str, str]] = []
-        for number, step in enumerate(steps):
-            content = step if number else f"{question} {step}"
-            turns.append({"role": "user", "content": content})
+        turns = []
+        for step in steps:
+            turns.append({"role": "user", "content": step})
             turns.append({"role": "assistant", "content": f"{STEP}{self.good}"})
+        # The prompt opens the first turn.
+        question = f"{PROMPT_START}{self._text(prompt).strip()}{PROMPT_END}"
+        turns[0]["content"] = f"{question} {steps[0]}"
         # Read one token before the answer: the logits there predict it.
         return encode_marked(self.tokenizer, self._rendered(turns), len(steps), False, self.candidates[0], shift=-1)
 
@@ -223,6 +225,7 @@ class TokenClassificationScorer(PRMScorer):
 
     def _load(self, model: Model) -> "PreTrainedModel":
         loaded = super()._load(model)
+        # `train-prm` notes it in the model's configuration.
         if self.step_separator is None:
             self.step_separator = getattr(loaded.config, "step_separator", TRL_SEPARATOR)
         self.is_causal = is_causal(loaded)
@@ -267,13 +270,14 @@ class SkyworkScorer(PRMScorer):
         return super()._load(model)
 
     def _encode(self, prompt: Prompt, steps: Sequence[str]) -> ScoringInput:
-        lines: list[str] = []
-        last_lines: list[int] = []  # index of each step's last line
+        lines = []
+        last_lines = []  # index of each step's last line
         for step in steps:
             lines += step.split(self.step_token)
             last_lines.append(len(lines) - 1)
         row = encode_piecewise(self.tokenizer, self._text(prompt) + "\n", lines, self.step_token)
-        return ScoringInput(row.input_ids, [row.positions[line] for line in last_lines], row.cut)
+        positions = [row.positions[line] for line in last_lines]
+        return replace(row, positions=positions)
 
 
 register_prm_format(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 StepRewards = Sequence[Sequence[float | None]]
+LogMetric = Callable[[str, float], None]
 RaggedRewards = list[list[float | None]]
 
 _SILENT = 5  # batches in a row without any score, before a warning
@@ -107,6 +108,7 @@ class StepScores:
         ends = []
         for row in self.steps:
             ends.append(list(row.ends))
+            # Credit treats the closing as a step of its own: it has an end, and no reward.
             if row.closing is not None:
                 ends[-1].append(row.closing)
         return ends
@@ -149,7 +151,7 @@ class StepScorer:
         self.guards = [Guard(func, on_error == "raise", reward_name(func), *_FAILING) for func in funcs]
         self.names = [guard.name for guard in self.guards]
         self.segmenter = segmenter
-        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
+        self.weights = list(weights or [1.0] * len(funcs))
         self._has_warned_of_one_step = False
         self._silent = dict.fromkeys(self.names, 0)  # batches in a row without any score
 
@@ -174,30 +176,39 @@ class StepScorer:
         if "tool_mask" in rollouts:
             tool_mask = rollouts["tool_mask"].tolist()
         with trainer.scoring():
-            steps, metrics, columns = self.score_batch(batch, tool_mask, tokenizer, trainer.state)
-        is_baseline = args.process_role == "baseline"
-        if is_baseline or args.step_baseline == "to_go":
-            biased = "process_role='baseline'" if is_baseline else "step_baseline='to_go'"
+            scores, metrics, columns = self.score_batch(batch, tool_mask, tokenizer, trainer.state)
+        # Both take for granted that the text before a step's end decides where it ends.
+        biased = None
+        if args.process_role == "baseline":
+            biased = "process_role='baseline'"
+        elif args.step_baseline == "to_go":
+            biased = "step_baseline='to_go'"
+        if biased is not None:
             self.segmenter.warn_of_looking_ahead(biased, batch.completion_ids, tokenizer, tool_mask)
         trainer.log_batch(metrics, columns)
         # A row whose environment failed has no scores; it is left out of its group.
         for row in trainer.turns.lost_rows:
-            steps.rewards[row][:] = [None] * len(steps.rewards[row])
+            scores.rewards[row][:] = [None] * len(scores.rewards[row])
         # The rows of all ranks: a group may straddle two of them.
         rewards = []
         ends = []
-        for row_rewards, row_ends in trainer.gathered(list(zip(steps.rewards, steps.ends, strict=True))):
+        own_rows = list(zip(scores.rewards, scores.ends, strict=True))
+        for row_rewards, row_ends in trainer.gathered(own_rows):
             rewards.append(list(row_rewards))
             ends.append(list(row_ends))
-        state_keys = trainer.turns.state_keys(steps)
-        return StepFields(steps=steps, step_rewards=rewards, step_ends=ends, state_keys=state_keys)
+        return StepFields(
+            steps=scores,
+            step_rewards=rewards,
+            step_ends=ends,
+            state_keys=trainer.turns.state_keys(scores),
+        )
 
     def score(
         self,
         completion_ids: list[list[int]],
         tool_masks: list[list[int] | None],
         tokenizer: Any,
-        log_metric: Callable[[str, float], None],
+        log_metric: LogMetric,
         **call: Any,
     ) -> StepScores:
         """Cut a batch into steps and reward each of them.
@@ -216,8 +227,9 @@ class StepScorer:
             `RewardError`: A function failed, or returned something else than one entry per step, and `on_error` is
                 `"raise"`.
         """
-        rows = zip(completion_ids, tool_masks, strict=True)
-        steps = [self.segmenter(ids, tokenizer, mask) for ids, mask in rows]
+        steps = []
+        for ids, mask in zip(completion_ids, tool_masks, strict=True):
+            steps.append(self.segmenter(ids, tokenizer, mask))
         self._warn_of_one_step(steps, call.get("completions", ()))
         return self.score_steps(steps, completion_ids, log_metric, **call)
 
@@ -225,7 +237,7 @@ class StepScorer:
         self,
         steps: list[Steps],
         completion_ids: list[list[int]],
-        log_metric: Callable[[str, float], None],
+        log_metric: LogMetric,
         **call: Any,
     ) -> StepScores:
         """Score completions that are cut into steps already, see `score`.
@@ -268,29 +280,37 @@ class StepScorer:
         Raises:
             `RewardError`: As in `score`.
         """
-        metrics: dict[str, list[float]] = defaultdict(list)
-        columns: dict[str, list[Any]] = defaultdict(list)
+        # As TRL keeps metrics: lists, of which it logs the mean.
+        metrics = defaultdict(list)
+        columns = defaultdict(list)
         # The example's own prompt and completion are left out: the generated ones go by these names.
         dataset = {}
         for key in batch.inputs[0]:
             if key not in ("prompt", "completion", "completion_ids"):
                 dataset[key] = [example[key] for example in batch.inputs]
-        environments = {} if batch.environments is None else {"environments": batch.environments}
-        masks: list[Any] = [None] * len(batch.prompts)
+        if batch.environments is not None:
+            dataset["environments"] = batch.environments
+        completion_ids = list(map(list, batch.completion_ids))
+        masks: list[Any] = [None] * len(completion_ids)
         if tool_mask is not None:  # padded to the longest row
-            masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, batch.completion_ids, strict=True)]
+            masks = [mask[: len(ids)] for mask, ids in zip(tool_mask, completion_ids, strict=True)]
+
+        def add_metric(name: str, value: float) -> None:
+            metrics[name].append(value)
+
+        def add_column(column: str, values: list[Any]) -> None:
+            columns[column].extend(values)
+
         scores = self.score(
-            [list(ids) for ids in batch.completion_ids],
+            completion_ids,
             masks,
             tokenizer,
-            partial(log_number, lambda name, value: metrics[name].append(value)),
-            log_extra=partial(
-                log_column, lambda column, values: columns[column].extend(values), len(batch.completions)
-            ),
+            # Both check what a function passes, before it is kept.
+            partial(log_number, add_metric),
+            log_extra=partial(log_column, add_column, len(batch.completions)),
             prompts=batch.prompts,
             completions=batch.completions,
             trainer_state=trainer_state,
-            **environments,
             **dataset,
         )
         for name, rewards in zip(self.names, scores.rewards_per_func, strict=True):
@@ -298,15 +318,18 @@ class StepScorer:
             if scored:
                 metrics[f"process_rewards/{name}/mean"].append(sum(scored) / len(scored))
             self._warn_of_silence(name, bool(scored))
+        # In the table of completions, beside what the functions log.
         columns["steps"] = [list(steps.texts) for steps in scores.steps]
         columns["step_rewards"] = scores.rewards
         return scores, metrics, columns
 
     def _settle(self, guard: Guard, output: Any, steps: list[Steps], log_metric: Callable) -> RaggedRewards:
         """Return the checked rewards of one function; all are `None` where it failed and `on_error` allows that."""
-        error: Exception | None = output if isinstance(output, Exception) else None
+        error: Exception | None = None
         rewards: RaggedRewards = [[None] * len(row.ends) for row in steps]
-        if error is None:
+        if isinstance(output, Exception):  # `_call_all` puts it in the place of an output
+            error = output
+        else:
             try:
                 rewards = validate_step_rewards(output, steps, guard.name, repr(self.segmenter))
             except RewardError as broken_contract:
@@ -339,13 +362,16 @@ class StepScorer:
         remedy = "If your completions have steps, pick the separator they use."
         if isinstance(self.segmenter.rule, Turns):
             remedy = "No tool was called; if steps are something else here, set step_separator."
-            for message in chain(*completions):
-                # A call whose result does not fit into the completion begins no further turn.
-                if isinstance(message, dict) and message.get("tool_calls"):
-                    remedy = "Tools were called, but no result fit: "
-                    remedy += "raise max_completion_length or shorten the results."
-        message = "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards "
-        logger.warning(f"{message}act as outcome rewards. %s", self.segmenter, remedy)
+            messages = [message for message in chain(*completions) if isinstance(message, dict)]
+            # A call whose result does not fit into the completion begins no further turn.
+            if any(message.get("tool_calls") for message in messages):
+                remedy = "Tools were called, but no result fit: raise max_completion_length or shorten the results."
+        logger.warning(
+            "step_separator: %s found only one step in 100%% of the completions of a batch, so step rewards act as "
+            "outcome rewards. %s",
+            self.segmenter,
+            remedy,
+        )
 
 
 def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter: str) -> RaggedRewards:
@@ -364,14 +390,15 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
         `RewardError`: Names the row, both counts and the segmenter.
     """
     field = f"step reward function '{name}'"
+    # Tensors and arrays become lists, without the last axis of size 1 that a value head has.
     output = listed(output, axes=2)
     remedy = "Return a list of lists."
-    got = "" if isinstance(output, (list, tuple)) else type(output).__name__
-    if not got and len(output) != len(steps):
-        got = f"{len(output)} rows"
-    if got:
-        raise RewardError(field, got, f"{len(steps)} lists, one per completion", remedy)
-    rewards: RaggedRewards = []
+    expected = f"{len(steps)} lists, one per completion"
+    if not isinstance(output, (list, tuple)):
+        raise RewardError(field, type(output).__name__, expected, remedy)
+    if len(output) != len(steps):
+        raise RewardError(field, f"{len(output)} rows", expected, remedy)
+    rewards = []
     for i, row in enumerate(map(listed, output)):
         num_steps = len(steps[i].ends)
         expected = f"{num_steps} rewards, one per step of {segmenter}"
@@ -388,24 +415,29 @@ def validate_step_rewards(output: Any, steps: list[Steps], name: str, segmenter:
 
 def _weighted_sum(per_func: list[RaggedRewards], weights: list[float], steps: list[Steps]) -> RaggedRewards:
     """Return `sum_f w_f * s_fk` over the functions that scored step `k`; `None` where none did."""
-    combined: RaggedRewards = []
+    combined = []
     for i, row in enumerate(steps):
         combined.append([])
         for k in range(len(row.ends)):
             terms = []
             for weight, rewards in zip(weights, per_func, strict=True):
                 reward = rewards[i][k]
+                # A function that cannot score a step has no part in its sum.
                 if reward is not None:
                     terms.append(weight * reward)
-            combined[i].append(sum(terms) if terms else None)
+            total = None
+            if terms:
+                total = sum(terms)
+            combined[i].append(total)
     return combined
 
 
 def _call_all(funcs: list[StepRewardFunction], call: dict[str, Any]) -> list[Any]:
     """Return the outputs in order; an exception stands in for the output of a function that raised."""
-    outputs: list[Any] = []
+    outputs = []
     waiting = {}
     for i, func in enumerate(funcs):
+        # An asynchronous function returns at once: its work waits for that of the others.
         try:
             outputs.append(func(**call))
         except Exception as error:  # settled by `_settle`: raised with its name, or counted if the user opted in

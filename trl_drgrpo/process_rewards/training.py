@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,14 +52,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The label of a token that is not trained on, as in transformers and torch.
 IGNORED = -100
 LABEL_NAMES = {0: "bad", 1: "good"}
-Row = dict[str, Any]
+Record = Mapping[str, Any]  # as a file or dataset has it
+Row = dict[str, Any]  # `prompt`, `steps` and `labels`
+Example = dict[str, list[Any]]  # `input_ids` and `labels`
 Label = bool | float | None
 Neutral = Literal["good", "bad", "ignore"]
 
 
-def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> list[Row]:
+def convert_prm800k(record: Record, neutral: Neutral = "good") -> list[Row]:
     """Convert a PRM800K record into rows of labeled steps.
 
     Args:
@@ -89,26 +91,31 @@ def convert_prm800k(record: Mapping[str, Any], neutral: Neutral = "good") -> lis
         rated_steps = record["label"]["steps"]
     except (KeyError, TypeError) as error:
         raise _wrong_shape("PRM800K", f"no {error}", "'question.problem' and 'label.steps'") from error
-    rows: list[Row] = []
-    path: list[tuple[str, Label]] = []
+    rows = []
+    path = []  # the steps that were chosen so far
     for rated in rated_steps:
-        alternatives = rated.get("completions") or []
+        alternatives = [_rated(alternative, neutral) for alternative in rated.get("completions") or ()]
         chosen = rated.get("chosen_completion")
+        human = rated.get("human_completion")  # the annotator's own step, a record or its text
         for index, alternative in enumerate(alternatives):
             if index != chosen:
-                rows.append(_row(problem, [*path, _rated(alternative, neutral)]))
+                # An alternative that was not followed ends a row of its own.
+                rows.append(_row(problem, [*path, alternative]))
         if chosen is not None:
-            path.append(_rated(alternatives[chosen], neutral))
-        elif human := rated.get("human_completion"):  # the annotator's own step
-            path.append((human["text"] if isinstance(human, Mapping) else human, True))
+            path.append(alternatives[chosen])
+        elif human:
+            if isinstance(human, Mapping):
+                human = human["text"]
+            path.append((human, True))
         else:  # nobody went on from here
             break
+    # The row of the path that was followed, up to where it ends.
     if path:
         rows.append(_row(problem, path))
     return rows
 
 
-def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
+def convert_math_shepherd(record: Record) -> list[Row]:
     r"""Convert a Math-Shepherd record into a row of labeled steps.
 
     Args:
@@ -140,18 +147,21 @@ def convert_math_shepherd(record: Mapping[str, Any]) -> list[Row]:
     # Each marker of two letters has a sign of one in the label: the k-th sign is k characters further left.
     markers = [match.start() for match in re.finditer("ки", text)]
     signs = [labeled[place - k : place - k + 1] for k, place in enumerate(markers)]
-    if not set(signs) <= {"+", "-"}:
-        raise _wrong_shape("Math-Shepherd", f"the labels {sorted(set(signs))}", "'+' or '-' in place of every 'ки'")
+    kinds = set(signs)
+    if not kinds <= {"+", "-"}:
+        raise _wrong_shape("Math-Shepherd", f"the labels {sorted(kinds)}", "'+' or '-' in place of every 'ки'")
     prompt = text[:begin].replace("ки", "").strip()
-    steps: list[tuple[str, Label]] = []
+    steps = []
     for place, sign in zip(markers, signs, strict=True):
         if place > begin:
-            steps.append((text[begin:place].strip(), sign == "+"))
+            step = text[begin:place].strip()
+            steps.append((step, sign == "+"))
             begin = place + len("ки")
     return [_row(prompt, steps)]
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
+# By the name of a data format: a record to its rows.
+FORMATS: dict[str, Callable[[Record], list[Row]]] = {
     "stepwise": lambda record: [dict(record)],
     "prm800k": convert_prm800k,
     "math_shepherd": convert_math_shepherd,
@@ -159,7 +169,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
 
 
 def labeled_steps(
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[Record],
     source: str,
     data_format: str = "stepwise",
     *,
@@ -185,17 +195,18 @@ def labeled_steps(
     if data_format not in formats:
         raise InputError("format", repr(data_format), f"one of {', '.join(FORMATS)}", "Name the shape of the file.")
     if data_format != "stepwise":
-        labels = "labels"
-    rows: list[Row] = []
+        labels = "labels"  # the converters' own
+    rows = []
     for line, record in enumerate(records, start=1):
         try:
             rows += checked_rows(formats[data_format](record), labels)
         except InputError as error:
+            # The checks see one record at a time, and do not know its line.
             raise error.under(f"{source}, row {line}") from error
     return rows
 
 
-def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -> list[Row]:
+def checked_rows(rows: Iterable[Record], labels_in: str = "labels") -> list[Row]:
     """Check rows and reduce them to `prompt`, `steps` and `labels`.
 
     Args:
@@ -209,7 +220,7 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
         `InputError`: A missing key, steps that are not texts, labels that are neither booleans nor numbers from 0 to
             1, or not one per step.
     """
-    checked: list[Row] = []
+    checked = []
     for index, row in enumerate(rows):
         field = f"labeled row {index}"
         steps = row.get("steps", row.get("completions"))
@@ -222,23 +233,36 @@ def checked_rows(rows: Iterable[Mapping[str, Any]], labels_in: str = "labels") -
             raise InputError(field, got, "one label per step", "Label every step (null: leave out).")
         if not all(isinstance(step, str) for step in steps):
             raise InputError(field, "steps that are not strings", "strings", "Write steps as strings.")
+        checked_labels = []
         for label in labels:
             if label is not None and not (isinstance(label, (bool, int, float)) and 0 <= label <= 1):
                 remedy = "1 or true: good, 0 or false: bad, between them: soft, null: not trained on."
                 expected = "true, false, null or a number from 0 to 1"
                 raise InputError(field, f"the label {label!r}", expected, remedy)
-        labels = [bool(label) if label in (0, 1) else label for label in labels]
-        checked.append({"prompt": row["prompt"], "steps": list(steps), "labels": labels})
+            if label in (0, 1):
+                label = bool(label)
+            checked_labels.append(label)
+        checked.append({"prompt": row["prompt"], "steps": list(steps), "labels": checked_labels})
     return checked
 
 
 def _row(prompt: str, steps: list[tuple[str, Label]]) -> Row:
-    return {"prompt": prompt, "steps": [text for text, _ in steps], "labels": [label for _, label in steps]}
+    return {
+        "prompt": prompt,
+        "steps": [text for text, _ in steps],
+        "labels": [label for _, label in steps],
+    }
 
 
-def _rated(alternative: Mapping[str, Any], neutral: Neutral) -> tuple[str, Label]:
+def _rated(alternative: Record, neutral: Neutral) -> tuple[str, Label]:
     rating = alternative.get("rating")
-    labels = {1: True, 0: {"good": True, "bad": False, "ignore": None}[neutral], -1: False, None: None}
+    label_of_neutral = {"good": True, "bad": False, "ignore": None}
+    labels = {
+        1: True,
+        0: label_of_neutral[neutral],
+        -1: False,
+        None: None,
+    }
     if rating not in labels:
         raise _wrong_shape("PRM800K", f"the rating {rating!r}", "-1, 0, 1 or null")
     return alternative["text"], labels[rating]
@@ -250,11 +274,11 @@ def _wrong_shape(source: str, got: str, expected: str) -> InputError:
 
 def train_prm(
     model: Model,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Record],
     output_dir: str | Path,
     *,
     tokenizer: "Tokenizer | None" = None,
-    eval_rows: Sequence[Mapping[str, Any]] | None = None,
+    eval_rows: Sequence[Record] | None = None,
     step_separator: str = DEFAULT_SEPARATOR,
     max_length: int = 2048,
     peft_config: "PeftConfig | None" = None,
@@ -295,6 +319,7 @@ def train_prm(
             is not there.
         `DivergedError`: A weight or a gradient is NaN or infinite; nothing of it is saved.
     """
+    # The data first: a row that does not fit is found before a model loads.
     refuse_out_of_range(arguments or {})
     step_separator = joining_text(step_separator)
     tokenizer = load_tokenizer(model, tokenizer)
@@ -303,22 +328,21 @@ def train_prm(
     if eval_rows is not None:
         held_out, _ = tokenize_rows(eval_rows, tokenizer, step_separator, max_length)
     good_frac = _good_frac(examples)
-    checkpoint: Any = resume_from_checkpoint or None
-    if checkpoint is True:
-        checkpoint = next(filter(_is_checkpoint, checkpoint_folders(Path(output_dir))), None)
-        if checkpoint is None:
-            logger.warning("resume_from_checkpoint: %s holds no checkpoint, the training begins anew.", output_dir)
-    elif checkpoint is not None and not _is_checkpoint(Path(checkpoint)):
-        remedy = "Name a checkpoint-<step> folder, or set it to True for the newest one in output_dir."
-        raise InputError("resume_from_checkpoint", f"{checkpoint}, which is no checkpoint", "a checkpoint", remedy)
-    defaults = {} if peft_config is None else {"learning_rate": 1e-4}
-    training_arguments = _training_arguments(output_dir, {**defaults, **(arguments or {})})
+    checkpoint = _checkpoint_to_resume(resume_from_checkpoint, Path(output_dir))
+    settings = dict(arguments or {})
+    if peft_config is not None:
+        settings.setdefault("learning_rate", 1e-4)
+    training_arguments = _training_arguments(output_dir, settings)
     if held_out is None and training_arguments.eval_strategy != "no":
         remedy = "Pass eval_rows (`--eval_data`), or leave it out."
         got = f"{training_arguments.eval_strategy.value!r} without data"
         raise InputError("eval_strategy", got, "steps to evaluate on as well", remedy)
-    half = torch.bfloat16 if peft_config is not None and training_arguments.bf16 else torch.float32
-    network = _with_head(model, training_arguments.seed, half)  # seeds before the new head is made
+    # Everything that was passed has been checked, so the model may load.
+    dtype = torch.float32
+    if peft_config is not None and training_arguments.bf16:
+        dtype = torch.bfloat16  # of the frozen base; the adapter and the head are float32, see `_with_adapter`
+    network = _with_head(model, training_arguments.seed, dtype)  # seeds before the new head is made
+    # In the model's configuration, so that the scorer joins steps by the same text.
     network.config.step_separator = step_separator
     base = getattr(network.config, "_name_or_path", "")
     causal = is_causal(network)
@@ -327,6 +351,7 @@ def train_prm(
     # Our callback deletes old checkpoints, and transformers none, see `_limits_checkpoints`.
     limit = training_arguments.save_total_limit
     training_arguments.save_total_limit = None
+    # Any id will do: padding is masked, and its labels are ignored.
     pad_id: Any = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     trainer = _trainer_class()(
         model=network,
@@ -340,30 +365,39 @@ def train_prm(
         compute_loss_func=_label_loss,
     )
     with room_needed(Path(output_dir), lambda: "Only earlier checkpoints in this folder are complete."):
-        result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        result = trainer.train(resume_from_checkpoint=checkpoint)
         if peft_config is not None:
-            merged: Any = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
-            trainer.model = trainer.model_wrapped = merged.to(merged.dtype)  # the head was trained in float32
+            adapted: Any = trainer.accelerator.unwrap_model(trainer.model)
+            # The adapter is added to the weights, so the folder loads without peft.
+            merged = adapted.merge_and_unload()
+            trainer.model = merged.to(merged.dtype)  # the head was trained in float32
+            trainer.model_wrapped = trainer.model
+        # A link in the folder would be written through, into the file that it points to.
         drop_saved_links(Path(output_dir))
         trainer.save_model(str(output_dir))
-    loss = _mean_loss(trainer.state, float(result.training_loss), _steps_of(checkpoint))
     numbers = {
-        "loss": loss,
+        "loss": _mean_loss(trainer.state, float(result.training_loss), checkpoint),
         "rows": float(len(examples)),
         "rows_left_out": float(left_out),
         "good_frac": good_frac,
     }
     # Without held-out steps, the steps trained on are measured, for the warning alone.
-    measured = trainer.evaluate(held_out or examples[:_LOOKED_AT], metric_key_prefix="eval")  # type: ignore[arg-type]
+    measured_on = "held-out"
+    if held_out is None:
+        measured_on = "training"
+    measured = trainer.evaluate(held_out or examples[:_LOOKED_AT])  # type: ignore[arg-type]
     loss = measured["eval_loss"]
     chance = measured["eval_chance_loss"]
     if loss > 0.99 * chance:  # no better than the best constant answer
-        which = "training" if held_out is None else "held-out"
-        logger.warning(_AT_CHANCE, which, loss, chance)
+        logger.warning(_AT_CHANCE, measured_on, loss, chance)
     if held_out is not None:
-        numbers |= {f"eval_{name}": float(measured[f"eval_{name}"]) for name in _MEASURED}
+        for name in _MEASURED:
+            numbers[f"eval_{name}"] = float(measured[f"eval_{name}"])
     if trainer.is_world_process_zero():
-        labels = set(chain(*(row["labels"] for row in examples)))
+        labels: set[float] = set()
+        for example in examples:
+            labels.update(example["labels"])
+        # The card says what a score means, which depends on the labels: a probability, or the mean of soft ones.
         _write_card(
             trainer,
             base,
@@ -376,6 +410,23 @@ def train_prm(
             soft=not labels <= {0, 1, IGNORED},
         )
     return numbers
+
+
+def _checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: Path) -> str | None:
+    """Return the checkpoint that a training goes on from; `None`: it begins anew."""
+    if not resume_from_checkpoint:
+        return None
+    if resume_from_checkpoint is True:
+        for folder in checkpoint_folders(output_dir):  # the newest one first
+            if _is_checkpoint(folder):
+                return str(folder)
+        logger.warning("resume_from_checkpoint: %s holds no checkpoint, the training begins anew.", output_dir)
+        return None
+    if not _is_checkpoint(Path(resume_from_checkpoint)):
+        got = f"{resume_from_checkpoint}, which is no checkpoint"
+        remedy = "Name a checkpoint-<step> folder, or set it to True for the newest one in output_dir."
+        raise InputError("resume_from_checkpoint", got, "a checkpoint", remedy)
+    return str(resume_from_checkpoint)
 
 
 def _trainer_class() -> Any:
@@ -391,6 +442,7 @@ def _trainer_class() -> Any:
             step = self.state.global_step
             return DivergedError(f"step {step}: {name} is NaN or infinite, so the training ends. {cause} {remedy}")
 
+        # transformers tells the norm of the gradient in its logs alone.
         def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
             super().log(logs, *args, **kwargs)
             if not math.isfinite(logs.get("grad_norm", 0.0)):
@@ -407,21 +459,18 @@ def _trainer_class() -> Any:
     return FiniteTrainer
 
 
-def _steps_of(checkpoint: str | Path | None) -> int:
-    """Return the optimizer steps done in a checkpoint; 0 without one."""
-    from transformers import TrainerState
-
-    if checkpoint is None:
-        return 0
-    return TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json")).global_step
-
-
-def _mean_loss(state: "TrainerState", reported: float, steps_before: int) -> float:
+def _mean_loss(state: "TrainerState", reported: float, checkpoint: str | None) -> float:
     """Return the mean loss of all steps, also of those before a resume, which transformers leaves out.
 
     After a resume it is the mean over the steps that were logged; NaN where none was.
     """
-    if steps_before == 0:
+    from transformers import TrainerState
+
+    if checkpoint is None:
+        return reported
+    resumed = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+    # A checkpoint from before the first step leaves nothing out.
+    if resumed.global_step == 0:
         return reported
     total = 0.0
     last_step = 0
@@ -429,7 +478,9 @@ def _mean_loss(state: "TrainerState", reported: float, steps_before: int) -> flo
         if "loss" in entry:  # the mean over the steps since the entry before
             total += entry["loss"] * (entry["step"] - last_step)
             last_step = entry["step"]
-    return total / last_step if last_step else math.nan
+    if last_step == 0:
+        return math.nan
+    return total / last_step
 
 
 _LOOKED_AT = 256  # examples trained on that are measured for the warning below
@@ -441,8 +492,8 @@ _MEASURED = ("loss", "chance_loss", "accuracy", "good_recall", "bad_recall")
 
 
 def tokenize_rows(
-    rows: Sequence[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", step_separator: str, max_length: int
-) -> tuple[list[dict[str, list[Any]]], int]:
+    rows: Sequence[Record], tokenizer: "PreTrainedTokenizerBase", step_separator: str, max_length: int
+) -> tuple[list[Example], int]:
     """Make training examples from labeled steps.
 
     Args:
@@ -459,20 +510,26 @@ def tokenize_rows(
         `InputError`: Rows that do not fit.
     """
     cleaner = Cleaner(tokenizer.all_special_tokens)
-    examples: list[dict[str, list[Any]]] = []
+    examples = []
     checked = checked_rows(rows)
     for row in checked:
+        # Steps without text are left out, as the scorer leaves them out, with their labels.
         texts, indices = texts_of(row["steps"], cleaner)
-        step_labels = [row["labels"][index] for index in indices]
         prompt = cleaner.prompt(prompt_without_system(row["prompt"]))
         encoded = encode_piecewise(tokenizer, prompt, texts, step_separator).fit(max_length)
-        if encoded is None or not encoded.input_ids or not any(label is not None for label in step_labels):
+        if encoded is None:
             continue
         labels: list[float] = [IGNORED] * len(encoded.input_ids)
-        for position, label in zip(encoded.positions, step_labels, strict=True):
-            if position is not None and label is not None:
+        is_labeled = False
+        for position, index in zip(encoded.positions, indices, strict=True):
+            label = row["labels"][index]
+            if label is None:
+                continue
+            is_labeled = True
+            if position is not None:
                 labels[position] = float(label)
-        examples.append({"input_ids": encoded.input_ids, "labels": labels})
+        if is_labeled and labels:
+            examples.append({"input_ids": encoded.input_ids, "labels": labels})
     left_out = len(checked) - len(examples)
     if left_out:
         logger.warning(
@@ -481,10 +538,14 @@ def tokenize_rows(
     return examples, left_out
 
 
-def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
+def _good_frac(examples: Sequence[Example]) -> float:
     """Return the mean label. Labels of one kind are refused: training on them teaches nothing but that kind."""
-    labels = [label for label in chain(*(example["labels"] for example in examples)) if label != IGNORED]
-    share = sum(labels) / len(labels) if labels else 0.0
+    labels = []
+    for example in examples:
+        labels += [label for label in example["labels"] if label != IGNORED]
+    share = 0.0
+    if labels:
+        share = sum(labels) / len(labels)
     if not 0.0 < share < 1.0:
         got = f"{len(labels)} labeled steps, {share:.0%} of them good"
         remedy = "Add rows, shorten the steps or raise max_length; a model cannot learn from one kind of label."
@@ -495,7 +556,8 @@ def _good_frac(examples: Sequence[Mapping[str, list[Any]]]) -> float:
 def _is_checkpoint(folder: Path) -> bool:
     """Tell whether a folder was written up to its trainer's state, which is nearly the last."""
     try:
-        return isinstance(json.loads((folder / "trainer_state.json").read_text("utf-8")), dict)
+        text = (folder / "trainer_state.json").read_text("utf-8")
+        return isinstance(json.loads(text), dict)
     except (OSError, ValueError):
         return False
 
@@ -513,10 +575,12 @@ def _limits_checkpoints(limit: int | None) -> Any:
         ) -> None:
             if not limit or not state.is_world_process_zero:
                 return
-            protected = (f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name)
-            folders = checkpoint_folders(Path(str(args.output_dir)))[::-1]
-            removable = [path for path in folders if path.name not in protected]
-            for path in removable[: max(len(folders) - limit, 0)]:
+            newest = f"checkpoint-{state.global_step}"
+            best = Path(state.best_model_checkpoint or "").name
+            folders = checkpoint_folders(Path(str(args.output_dir)))[::-1]  # the lowest steps first
+            removable = [path for path in folders if path.name not in (newest, best)]
+            excess = max(len(folders) - limit, 0)
+            for path in removable[:excess]:
                 delete(path)
 
     return LimitsCheckpoints()
@@ -527,7 +591,7 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
     from transformers import TrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
-    defaults: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "learning_rate": 1e-5,
         "num_train_epochs": 1,
         "per_device_train_batch_size": 8,
@@ -535,13 +599,15 @@ def _training_arguments(output_dir: str | Path, arguments: Mapping[str, Any]) ->
         "save_strategy": "no",
         "report_to": "none",
         "use_cpu": not torch.cuda.is_available(),
+        **arguments,
     }
     try:
-        training_arguments = TrainingArguments(output_dir=str(output_dir), **{**defaults, **arguments})
+        training_arguments = TrainingArguments(output_dir=str(output_dir), **settings)
         for tracker in get_reporting_integration_callbacks(training_arguments.report_to):
             tracker()  # raises and names the package it lacks, before a model loads
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        got = f"a value that does not fit ({str(error).rstrip('.')})"
+        cause = str(error).rstrip(".")
+        got = f"a value that does not fit ({cause})"
         expected = "fields that transformers.TrainingArguments takes"
         raise InputError("arguments", got, expected, "Correct it.") from error
     return training_arguments
@@ -556,6 +622,7 @@ def _with_head(model: Model, seed: int, dtype: torch.dtype) -> Any:
         return model
     from transformers import AutoModelForTokenClassification, set_seed
 
+    # transformers seeds when its trainer is built, which is after the head was drawn.
     set_seed(seed)
     with hub_errors("model", str(model), "a folder or the id of a language model on the Hub"):
         return AutoModelForTokenClassification.from_pretrained(
@@ -564,6 +631,7 @@ def _with_head(model: Model, seed: int, dtype: torch.dtype) -> Any:
             id2label=LABEL_NAMES,
             label2id={name: index for index, name in LABEL_NAMES.items()},
             dtype=dtype,
+            # Without a value transformers would ask on stdin.
             trust_remote_code=False,
         )
 
@@ -573,9 +641,9 @@ def _with_adapter(network: "PreTrainedModel", peft_config: "PeftConfig") -> Any:
     from peft import get_peft_model
 
     refuse_bad_adapter(vars(peft_config), "peft_config.")
-    config: Any = copy.copy(peft_config)
+    config: Any = copy.copy(peft_config)  # the caller's stays as it is
+    # For this task peft trains the head as a whole, so it gets no adapter.
     config.task_type = "TOKEN_CLS"
-    # The heads get no adapter: they are trained as a whole.
     config.exclude_modules = config.exclude_modules or ["score", "classifier"]
     try:
         adapted = get_peft_model(network, config)
@@ -583,31 +651,40 @@ def _with_adapter(network: "PreTrainedModel", peft_config: "PeftConfig") -> Any:
         got = f"one that does not fit the model ({error})"
         remedy = "Name layers of the model in target_modules."
         raise InputError("peft_config", got, "an adapter of this model", remedy) from error
+    # The base may be in bfloat16, in which small steps of the optimizer are rounded away.
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
 
 
-def _padded(examples: Sequence[Mapping[str, list[Any]]], pad_id: int) -> dict[str, torch.Tensor]:
+def _padded(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Tensor]:
     """Return a batch, padded on the right as in the scorer: `input_ids`, `attention_mask` and `labels`, `(B, S)`."""
-    tokens = [torch.tensor(example["input_ids"]) for example in examples]
-    labels = [torch.tensor(example["labels"], dtype=torch.float32) for example in examples]
+    tokens = []
+    labels = []
+    masks = []
+    for example in examples:
+        tokens.append(torch.tensor(example["input_ids"]))
+        labels.append(torch.tensor(example["labels"], dtype=torch.float32))  # soft ones are between 0 and 1
+        masks.append(torch.ones_like(tokens[-1]))
     return {
         "input_ids": pad_sequence(tokens, batch_first=True, padding_value=pad_id),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True),
+        "attention_mask": pad_sequence(masks, batch_first=True),
     }
 
 
 def _label_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of the labels `(B, S)`, which may be soft, per label of the optimizer step."""
     counted = labels != IGNORED
     good = labels[counted].float()
     targets = torch.stack([1 - good, good], dim=-1)  # (labels, 2)
-    loss = torch.nn.functional.cross_entropy(outputs.logits[counted].float(), targets, reduction="sum")
+    logits = outputs.logits[counted].float()
+    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     # The sum is divided by the labels of all micro-batches, so that each label weighs the same.
     if num_items_in_batch is None:
         num_items_in_batch = counted.sum()
@@ -618,14 +695,24 @@ def _recognized(prediction: Any) -> dict[str, float]:
     """Return the shares of all, good and bad steps that are recognized, and the loss of the best constant answer."""
     labels = prediction.label_ids
     is_good = labels > 0.5
-    is_bad = (labels >= 0) & (labels < 0.5)
+    is_bad = (labels >= 0) & (labels < 0.5)  # `IGNORED` is below 0
     is_correct = prediction.predictions.argmax(-1) == is_good
+    counted_steps = {
+        "accuracy": is_good | is_bad,
+        "good_recall": is_good,
+        "bad_recall": is_bad,
+    }
     metrics = {}
-    for name, counted in {"accuracy": is_good | is_bad, "good_recall": is_good, "bad_recall": is_bad}.items():
-        metrics[name] = float(is_correct[counted].mean()) if counted.any() else math.nan
+    for name, counted in counted_steps.items():
+        metrics[name] = math.nan
+        if counted.any():
+            metrics[name] = float(is_correct[counted].mean())
     # The best constant answer is the mean label; its loss is the entropy.
     good = float(labels[labels != IGNORED].mean())
-    metrics["chance_loss"] = -sum(p * math.log(p) for p in (good, 1 - good) if p > 0)
+    metrics["chance_loss"] = 0.0
+    for share in (good, 1 - good):
+        if share > 0:
+            metrics["chance_loss"] -= share * math.log(share)
     return metrics
 
 
@@ -634,11 +721,17 @@ def _write_card(trainer: "Trainer", base: str, dataset_name: str | None, **facts
     from huggingface_hub import ModelCard, ModelCardData
 
     # Local paths do not belong into a card's metadata.
-    base_id = base if base and is_hub_id(base) else None
-    data_id = dataset_name if dataset_name and is_hub_id(dataset_name) else None
+    base_id = None
+    if base and is_hub_id(base):
+        base_id = base
+    data_id = None
+    datasets = None
+    if dataset_name and is_hub_id(dataset_name):
+        data_id = dataset_name
+        datasets = [dataset_name]
     metadata = ModelCardData(
         base_model=base_id,
-        datasets=data_id and [data_id],
+        datasets=datasets,
         library_name="transformers",
         pipeline_tag="token-classification",
         tags=["process-reward-model", "prm", "trl-drgrpo"],

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from trl_drgrpo.common.errors import InputError, RewardError, shortened
-from trl_drgrpo.process_rewards.step_scorer import gathered
+from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, gathered
 from trl_drgrpo.rewards.columns import parameters
 from trl_drgrpo.rewards.contract import listed, reward_number, to_fix
 
@@ -48,8 +48,9 @@ def check_turn_methods(environment_class: type) -> None:
         # Options count as arguments, since a tool has them; `*args` and `**kwargs` do not.
         passes_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         arguments = sum(parameter.kind not in passes_on for parameter in parameters(method) or ())
+        # The wrapper of a static or class method, which `getattr` takes off.
         is_bound = isinstance(inspect.getattr_static(environment_class, name), (staticmethod, classmethod))
-        if arguments > (not is_bound):
+        if arguments > (not is_bound):  # `self` is one
             expected = f"a method without arguments: the name is one of {', '.join(TURN_METHODS)}"
             remedy = "The trainer calls these and the model does not see them: give a tool another name."
             raise InputError(field, f"{name}{inspect.signature(method)}", expected, remedy)
@@ -127,15 +128,20 @@ def matched_frac(state_keys: Sequence[Sequence[Hashable | None]], num_generation
     for start in range(0, len(state_keys), num_generations):
         group = state_keys[start : start + num_generations]
         rows_at = Counter(chain(*map(set, group)))  # a row counts once, however often it passed the state
-        for key in chain(*(keys[1:] for keys in group)):
-            matched += key is not None and rows_at[key] > 1
-            turns += 1
-    return matched / turns if turns else None
+        for keys in group:
+            # All rows of a group share their first state, so it says nothing.
+            for key in keys[1:]:
+                matched += key is not None and rows_at[key] > 1
+                turns += 1
+    if turns == 0:
+        return None
+    return matched / turns
 
 
 def _has_value(key: object) -> bool:
     """Tell whether a key can be hashed and equals its copy, as NaN, `object()` and tensors do not."""
     with suppress(Exception):
+        # Keys of other ranks arrive pickled.
         return pickle.loads(pickle.dumps(key)) in {key}
     # An object of a class inside a function cannot be pickled. One that is its own deep copy may equal nothing else.
     with suppress(Exception):
@@ -175,6 +181,7 @@ class TurnRecord:
             key = None
             if self.reads_states:
                 key = self._ask(row, "state_key")
+            # Keys are compared over rows and ranks: one that equals nothing else would never match.
             if not _has_value(key):
                 got = f"{type(key).__name__} {shortened(key)} for row {row}, turn {len(self.state_keys[row])}"
                 field = f"{type(self.environments[row]).__name__}.state_key"
@@ -188,12 +195,13 @@ class TurnRecord:
         Args:
             turns (`B` ints): Turns per row. An empty last turn, which begins and is cut off, does not count.
         """
-        states: list[list[Hashable | None]] = []
+        states = []
         for row, count in enumerate(turns):
             keys = self.state_keys[row][:count]
             if row in self.failures.rows:
                 keys = []
-            states.append([*keys, *[None] * (count - len(keys))])
+            unknown = [None] * (count - len(keys))
+            states.append([*keys, *unknown])
         return states
 
     def _ask(self, row: int, name: str) -> Any:
@@ -225,9 +233,7 @@ class TurnRewards:
         self.__name__ = self.environment_class.__name__
         self.is_causal: bool | None = getattr(self.environment_class, "is_causal", None)
 
-    def __call__(
-        self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any
-    ) -> list[list[float | None]]:
+    def __call__(self, environments: Sequence[Any], steps: Sequence[Sequence[str]], **kwargs: Any) -> RaggedRewards:
         """Return one number per turn; `None` for all turns of a row where the method failed.
 
         Args:
@@ -238,35 +244,38 @@ class TurnRewards:
             `RewardError`: The method failed; or gave no list, another number of rewards than of turns, or an infinite
                 one. Names the row.
         """
-        rewards: list[list[float | None]] = [[None] * len(turns) for turns in steps]
-        outputs: dict[int, Any] = {}  # by row
+        rewards: RaggedRewards = [[None] * len(turns) for turns in steps]
+        outputs = {}  # by row
         for i, environment in enumerate(environments):
             if type(environment) is self.environment_class:
                 with self.failures.guarding(environment, "get_turn_rewards", i):
                     outputs[i] = environment.get_turn_rewards()
+        # An asynchronous method gives coroutines for all rows: they wait together.
         if outputs and all(map(inspect.isawaitable, outputs.values())):
-            outputs = dict(zip(outputs, self.run_async(gathered(outputs.values())), strict=True))
+            results = self.run_async(gathered(outputs.values()))
+            outputs = dict(zip(outputs, results, strict=True))
         for i, output in outputs.items():
             with self.failures.guarding(environments[i], "get_turn_rewards", i):
                 rewards[i] = self._per_turn(output, i, len(steps[i]))
         return rewards
 
     def _per_turn(self, output: object, row: int, turns: int) -> list[float | None]:
-        if isinstance(output, BaseException):
+        if isinstance(output, BaseException):  # `gathered` returns what a coroutine has raised
             raise output
         rewards = listed(output)
         field = f"{self.__name__}.get_turn_rewards"
         expected = f"{turns}, one per turn of the model"
         if not isinstance(rewards, list | tuple):
             raise RewardError(field, f"{type(rewards).__name__} for row {row}", f"a list of {expected}", "Return one.")
-        numbers: list[float | None] = []
+        numbers = []
         for turn, reward in enumerate(rewards):
             numbers.append(reward_number(reward, field, f"for turn {turn} of row {row}"))
         if len(numbers) == turns + 1 == self.begun()[row] and turns:
             # The model had no room left for the turn that the last tool result began, so the turn before it earned
             # what is paid there.
-            last_rewards = [number for number in numbers[turns - 1 :] if number is not None]
-            return [*numbers[: turns - 1], sum(last_rewards) if last_rewards else None]
+            extra = numbers.pop()
+            if extra is not None:
+                numbers[-1] = extra + (numbers[-1] or 0)
         if len(numbers) != turns:
             remedy = "Append a 0 in `on_turn_begin`, which is called once per turn, with or without tool calls."
             raise RewardError(field, f"{len(numbers)} rewards for row {row}", expected, remedy)

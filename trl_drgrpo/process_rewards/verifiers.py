@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.process_rewards.prm_inputs import Cleaner, Prompt, prompt_without_system, texts_of, unread
-from trl_drgrpo.process_rewards.step_scorer import RaggedRewards, dataset_columns
+from trl_drgrpo.process_rewards.step_scorer import LogMetric, RaggedRewards, dataset_columns
 from trl_drgrpo.rewards.columns import is_required, parameters, select, signature_of
 from trl_drgrpo.rewards.contract import reward_name, reward_number
 from trl_drgrpo.rewards.functions.judge.judge import Judge, Messages
@@ -82,14 +82,17 @@ def step_verifier(func: Callable[..., Any], name: str | None = None) -> Callable
         **kwargs: Any,
     ) -> RaggedRewards:
         columns = select(func, dataset_columns(kwargs, len(prompts)))
-        rewards: RaggedRewards = []
+        for leading in leading_names:
+            columns.pop(leading, None)
+        rewards = []
         for row, (prompt, texts) in enumerate(zip(prompts, steps, strict=True)):
             rewards.append([])
-            row_columns = {column: values[row] for column, values in columns.items() if column not in leading_names}
+            row_columns = {column: values[row] for column, values in columns.items()}
             for k, text in enumerate(texts):
                 where = f"at step {k} of row {row}"
+                previous_steps = tuple(texts[:k])
                 try:
-                    reward = func(prompt, tuple(texts[:k]), text, **row_columns)
+                    reward = func(prompt, previous_steps, text, **row_columns)
                 except Exception as error:
                     got = f"{told(error)} {where}"
                     expected = "a number, or None for a step it cannot score"
@@ -122,7 +125,9 @@ You are given a math problem and a proposed step-by-step solution:
 Review and critique each step in the proposed solution to determine whether each step is correct. If the solution is \
 incomplete, only verify the provided steps."""
 
+# `Step 2:`, also as `**Step 2**` or `### Step 2`.
 _HEADING = re.compile(r"(?im)^\W*step\s+(\d+)\b")
+# `\boxed{correct}`, also as `\boxed{\text{correct}}` or `\boxed{\textbf{Incorrect}}`.
 _VERDICT = re.compile(r"\\boxed\{\s*(?:\\text(?:bf)?\{\s*)?(correct|incorrect)\b", re.IGNORECASE)
 
 
@@ -185,48 +190,56 @@ class StepJudge(Judge):
         self,
         prompts: Sequence[Any],
         steps: Sequence[Sequence[str]],
-        log_metric: Callable[[str, float], None] | None = None,
+        log_metric: LogMetric | None = None,
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs: Any,
-    ) -> list[list[float | None]]:
+    ) -> RaggedRewards:
         """Return rewards of the steps of `B` completions.
 
         A step before the first text gets 0. Later steps without text, and steps that were not judged, get `None`.
         """
-        written = []  # per row: the texts, and the numbers of their steps
-        rewards: RaggedRewards = []
-        for row_steps in steps:
-            written.append(texts_of(row_steps, self._cleaner))
-            rewards.append(unread(len(row_steps), written[-1][1]))
-        # Each question is about the first `count` steps of a row, and its reply scores those from `first` on.
-        spans: list[tuple[int, int, int]] = []
-        for row, (texts, _) in enumerate(written):
-            if self.is_causal:
-                spans += [(row, k, k + 1) for k in range(len(texts))]
-            elif texts:
-                spans.append((row, 0, len(texts)))
-        questions = [self._messages(prompts[row], written[row][0][:count]) for row, _, count in spans]
-        readers = [partial(read_verdicts, steps=count) for *_, count in spans]
-        lowest = [[0.0] * count for *_, count in spans]
+        rewards = []
+        questions = []
+        readers = []
+        lowest = []  # what a failure is paid
+        scored = []  # of each question: its row, and the places of the rewards that its last verdicts are
+        for row, row_steps in enumerate(steps):
+            texts, indices = texts_of(row_steps, self._cleaner)
+            rewards.append(unread(len(row_steps), indices))
+            # One question about all steps; or one about the text up to each step, which scores that step alone.
+            counts = range(1, len(texts) + 1)
+            if not self.is_causal:
+                counts = counts[-1:]
+            for count in counts:
+                places = indices[:count]
+                if self.is_causal:
+                    places = places[-1:]
+                scored.append((row, places))
+                questions.append(self._messages(prompts[row], texts[:count]))
+                readers.append(partial(read_verdicts, steps=count))
+                lowest.append([0.0] * count)
 
         def log_rows(column: str, replies: list[str]) -> None:
             # The table of completions has one cell per row, which holds the replies to all its questions.
-            replies_of_rows: list[list[str]] = [[] for _ in steps]
-            for (row, *_), reply in zip(spans, replies, strict=True):
+            replies_of_rows = [[] for _ in steps]
+            for (row, _), reply in zip(scored, replies, strict=True):
                 replies_of_rows[row].append(reply)
             if log_extra is not None:
-                log_extra(column, ["\n\n".join(row) for row in replies_of_rows])
+                log_extra(column, list(map("\n\n".join, replies_of_rows)))
 
         replies = await self._ask(questions, readers, lowest, log_metric, log_rows)
-        for (row, first, count), verdicts in zip(spans, replies, strict=True):
+        for (row, places), verdicts in zip(scored, replies, strict=True):
             if verdicts is not None:
-                for k in range(first, count):
-                    rewards[row][written[row][1][k]] = verdicts[k]
+                for place, verdict in zip(places, verdicts[-len(places) :], strict=True):
+                    rewards[row][place] = verdict
         return rewards
 
     def _messages(self, prompt: Prompt, steps: Sequence[str]) -> Messages:
-        solution = "\n".join(f"Step {k}: {_without_headings(step)}" for k, step in enumerate(steps, start=1))
-        values = {"problem": self._cleaner.prompt(prompt_without_system(prompt)).strip(), "solution": solution}
+        lines = []
+        for k, step in enumerate(steps, start=1):
+            lines.append(f"Step {k}: {_without_headings(step)}")
+        problem = self._cleaner.prompt(prompt_without_system(prompt))
+        values = {"problem": problem.strip(), "solution": "\n".join(lines)}
         # In one pass, so that braces in the problem or in a step stay text.
         content = re.sub(r"\{(problem|solution)\}", lambda match: values[match[1]], self.template)
         return [{"role": "user", "content": content}]
@@ -258,15 +271,16 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
 
     ```
     """
-    marks = sorted([*_HEADING.finditer(reply), *_VERDICT.finditer(reply)], key=lambda match: match.start())
-    has_headings = any(match.re is _HEADING for match in marks)
-    verdict_of_step: dict[int, float] = {}
+    headings = list(_HEADING.finditer(reply))
+    # Headings and verdicts in the order of the text.
+    marks = sorted([*headings, *_VERDICT.finditer(reply)], key=re.Match.start)
+    verdict_of_step = {}
     current = 0
     for match in marks:
         if match.re is _HEADING:
             current = int(match[1])
             continue
-        if not has_headings:
+        if not headings:
             current += 1
         verdict_of_step[current] = float(match[1].lower() == "correct")
     verdict_of_step.pop(0, None)  # a verdict before the first heading is about no step
@@ -275,7 +289,10 @@ def read_verdicts(reply: str, steps: int) -> list[float | None]:
     if max(verdict_of_step) > steps:
         raise ValueError(f"{max(verdict_of_step)} verdicts for {steps} step{'s' * (steps > 1)}")
     verdicts = [verdict_of_step.get(k) for k in range(1, steps + 1)]
-    judged = verdicts.index(0.0) + 1 if 0.0 in verdicts else steps
+    judged = steps
+    if 0.0 in verdicts:
+        judged = verdicts.index(0.0) + 1
+    # Behind the first mistake a judge may stop; before it, it must not leave out a step.
     if None in verdicts[:judged]:
         raise ValueError(f"no verdict on step {verdicts.index(None) + 1} of {steps}")
     return verdicts

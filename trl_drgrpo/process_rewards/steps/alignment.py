@@ -24,9 +24,11 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 CONTEXT = 8  # tokens after which a window is no character that is still incomplete: that has at most four bytes
 
 # GPT-2's table, which byte-level tokens are spelled in: printable bytes are themselves, the others move up from 256.
+# Byte 10, a line break, is the eleventh of these: chr(256 + 10), "Ċ".
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ class Aligner:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.tokenizer: Any = tokenizer
         self.special_ids = _special_ids(tokenizer)
-        self._known: dict[int, tuple[bytes, bytes] | None] = {}
-        # The neighbor that other tokens are tried with.
+        self._bytes = {}  # by token id, see `_bytes_of`
+        # The neighbor that other tokens are tried with, and its text as the first token and as a later one.
         self._letter = next((i for i in range(1000) if self.decode([i]).isalnum()), 0)
+        self._letter_text = self.decode([self._letter])
+        self._letter_behind = self.decode([self._letter] * 2)[len(self._letter_text) :]
 
     def align(self, ids: list[int]) -> Alignment:
         """Align one completion.
@@ -80,8 +84,8 @@ class Aligner:
         Returns:
             [`Alignment`]. Ids outside the vocabulary are tokens that add no character.
         """
-        for token_id in set(ids) - self._known.keys():
-            self._known[token_id] = self._bytes_of(token_id)
+        for token_id in set(ids) - self._bytes.keys():
+            self._bytes[token_id] = self._bytes_of(token_id)
         texts, tokens = self._read(ids)
         lengths = list(accumulate(map(len, texts)))
         return Alignment("".join(texts), lengths, tokens, [lengths[token] for token in tokens])
@@ -92,15 +96,16 @@ class Aligner:
 
     def _read(self, ids: list[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token completes, and the tokens after which no character is incomplete."""
-        texts: list[str] = []
-        cuts: list[int] = []
+        texts = []
+        cuts = []
         begun = False  # whether a token before this one held text: the first one may lose its space
         incomplete = b""  # the bytes of a character whose last byte is still to come
-        for token, token_bytes in enumerate(map(self._known.__getitem__, ids)):
+        for token, token_id in enumerate(ids):
+            token_bytes = self._bytes[token_id]
             if token_bytes is None:
                 self._read_windows(ids, texts, cuts)
                 break
-            raw = incomplete + token_bytes[begun]
+            raw = incomplete + token_bytes[begun]  # first its bytes as the first token, then those as a later one
             # `final` for the last token only: before it, the bytes of an incomplete character wait.
             text, used = utf_8_decode(raw, "replace", token + 1 == len(ids))
             texts.append(text)
@@ -112,38 +117,50 @@ class Aligner:
 
     def _read_windows(self, ids: list[int], texts: list[str], cuts: list[int]) -> None:
         """Read on by comparing decodes: a token's text is what it adds to the decode of the tokens before it."""
-        start = cuts[-1] + 1 if cuts else 0  # the first token that is not complete
+        start = 0  # the first token that is not complete
+        if cuts:
+            start = cuts[-1] + 1
         # A window of a few tokens before it, as the decode of the whole completion would cost T^2.
         begin = max(0, start - CONTEXT)
         for last in range(len(texts), len(ids)):
-            before = self.decode(ids[begin:start]) if start else ""
+            before = ""
+            if start:
+                before = self.decode(ids[begin:start])
             text = self.decode(ids[begin : last + 1])
-            if not text.startswith(before):  # this token changed earlier text: the rest is one step
-                texts += [""] * (len(ids) - last - 1) + [self.decode(ids)[len("".join(texts)) :]]
+            if not text.startswith(before):
+                # This token changed earlier text: all tokens up to the last one are one step, which has the rest.
+                texts += [""] * (len(ids) - last - 1)
+                texts.append(self.decode(ids)[len("".join(texts)) :])
                 cuts.append(len(ids) - 1)
                 return
             # A text that ends in U+FFFD may be a character that the next token completes, for `CONTEXT` tokens.
-            grows = len(text) > len(before) and not text.endswith(REPLACEMENT)
-            is_whole = grows or last + 1 == len(ids) or last - start >= CONTEXT
-            texts.append(text[len(before) :] if is_whole else "")
-            if is_whole:
+            added = text[len(before) :]
+            is_complete = added and not text.endswith(REPLACEMENT)
+            if is_complete or last + 1 == len(ids) or last - start >= CONTEXT:
+                texts.append(added)
                 cuts.append(last)
+                # The next window begins where this character did, so it stays short.
                 begin = start
                 start = last + 1
+            else:
+                texts.append("")
 
     def _bytes_of(self, token_id: int) -> tuple[bytes, bytes] | None:
         """Return a token's bytes as the first token and as a later one; `None` if they depend on its neighbors."""
         token = self.tokenizer.convert_ids_to_tokens([token_id])[0] or ""
         first = self.decode([token_id])
-        letter = self.decode([self._letter])
         after_letter = self.decode([self._letter, token_id])
-        before = self.decode([token_id, self._letter])
-        text = after_letter[len(letter) :]
-        letter_behind = self.decode([self._letter] * 2)[len(letter) :]
+        before_letter = self.decode([token_id, self._letter])
+        text = after_letter[len(self._letter_text) :]
         byte = BYTE_TOKEN.fullmatch(token)
         if byte and first != token:  # where it decodes to its own spelling, `<0x0A>` is ordinary text
             raw = bytes([int(byte[1], 16)])
-        elif not after_letter.startswith(letter) or before != first + letter_behind or (token and not text):
+        # WordPiece's decoder makes `don't` of `do` and `not`; that of BPE with suffixes drops a last space.
+        elif (
+            not after_letter.startswith(self._letter_text)
+            or before_letter != first + self._letter_behind
+            or (token and not text)
+        ):
             return None
         elif REPLACEMENT not in text or REPLACEMENT in token:
             raw = text.encode()
@@ -151,7 +168,9 @@ class Aligner:
             raw = bytes(_BYTES.get(char, 0) for char in token)
             if raw.decode(errors="replace") != text:
                 return None
-        return raw if REPLACEMENT in first else first.encode(), raw
+        if REPLACEMENT in first:
+            return raw, raw
+        return first.encode(), raw
 
 
 def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
@@ -160,7 +179,10 @@ def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     An unknown word that also begins, ends or pads completions (some tokenizers have one id for all) carries none.
     """
     special = set(tokenizer.all_special_ids)
-    special |= {i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
+    # Also those that were added as special and have no role, such as `<|im_start|>`.
+    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special:
+            special.add(token_id)
     unknown = getattr(tokenizer, "unk_token_id", None)
     controls = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
     return frozenset(special - ({unknown} - controls))

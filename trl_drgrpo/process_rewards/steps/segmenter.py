@@ -31,7 +31,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -66,6 +65,7 @@ class Completion:
 
     def cut_at_or_after(self, token: int) -> int:
         """Index of the first cut at or after a token, behind the tool result that follows it, if one does."""
+        # A tool's result belongs to the step of the tokens that called the tool.
         mask = self.tool_mask or ()
         while token + 1 < len(mask) and mask[token + 1] == 0:
             token += 1
@@ -95,31 +95,39 @@ class Rule:
         A separator before which the step holds nothing to read ends nothing.
         """
         alignment = completion.alignment
+        visible = completion.visible
         cuts = []
         read = 0  # characters of the text that were looked at
         readable = False  # whether the step that is open holds something to read
         for start, end in self.spans(alignment.text):
-            readable = readable or completion.visible[read:start].strip() != ""
+            # A span that a cut has passed already, `start < read`, has an empty slice before it.
+            readable = readable or visible[read:start].strip() != ""
             read = max(read, end)
-            cut = bisect_left(alignment.offsets, end)
+            # The first place to cut at or behind the separator's end, which may lie inside of a token.
+            token = alignment.tokens[bisect_left(alignment.offsets, end)]
             # A separator that a tool wrote ends nothing.
-            if readable and completion.is_models(alignment.tokens[cut]):
-                cuts.append(completion.cut_at_or_after(alignment.tokens[cut]))
+            if readable and completion.is_models(token):
+                cut = completion.cut_at_or_after(token)
+                cuts.append(cut)
                 # What the cut's token holds behind the separator belongs to the step that ends here.
-                read = max(read, alignment.offsets[cuts[-1]])
+                read = max(read, alignment.offsets[cut])
                 readable = False
-        return cuts, readable or completion.visible[read:].strip() != ""
+        is_open = readable or visible[read:].strip() != ""
+        return cuts, is_open
 
     def with_end(self, step: str) -> str:
         """Return a step's text with the separator that ends it, or unchanged where the rule has no separators."""
-        if self.separators and not step.replace("\r\n", "\n").endswith(self.separators):
-            return step + self.separators[0]
-        return step
+        unix_step = step.replace("\r\n", "\n")  # separators are in this form
+        if not self.separators or unix_step.endswith(self.separators):
+            return step
+        return step + self.separators[0]
 
     def without_end(self, step: str) -> str:
         """Return a step's text without the separator that ends it, or several that share its last token."""
+        if not self.separators:
+            return step
         patterns = "|".join(map(_pattern_of, self.separators))
-        return re.sub(rf"(?:{patterns})+\Z", "", step) if patterns else step
+        return re.sub(rf"(?:{patterns})+\Z", "", step)
 
 
 @dataclass(frozen=True)
@@ -134,12 +142,18 @@ class Interval(Rule):
     def cuts(self, completion: Completion) -> tuple[list[int], bool]:
         """Return the cuts, see [`Rule`]."""
         alignment = completion.alignment
-        written = [token for token in range(len(alignment.lengths)) if completion.is_models(token)]
-        cuts = sorted({completion.cut_at_or_after(token) for token in written[self.size - 1 :: self.size]})
+        # Tool results are not counted.
+        written = list(filter(completion.is_models, range(len(alignment.lengths))))
+        last_tokens = written[self.size - 1 :: self.size]
+        # A set, because the ends of two short steps may share the character that is complete next.
+        cuts = sorted(set(map(completion.cut_at_or_after, last_tokens)))
         if cuts and cuts[-1] == len(alignment.tokens) - 1:
             cuts.pop()  # the last step ends by itself
-        read = alignment.offsets[cuts[-1]] if cuts else 0
-        return cuts, completion.visible[read:].strip() != ""
+        read = 0
+        if cuts:
+            read = alignment.offsets[cuts[-1]]
+        is_open = completion.visible[read:].strip() != ""
+        return cuts, is_open
 
 
 @dataclass(frozen=True)
@@ -173,7 +187,7 @@ def rule_of(spec: RuleSpec, field: str) -> Rule:
     """Build the rule that a value of `step_separator` names. Errors: as in [`step_segmenter`], under `field`."""
     if isinstance(spec, str):
         return _from_string(spec, field)
-    if isinstance(spec, int) and not isinstance(spec, bool):
+    if isinstance(spec, int) and not isinstance(spec, bool):  # YAML's `on` would be an interval of 1
         return _interval(spec, field)
     if isinstance(spec, re.Pattern):
         return _regex(spec, field)
@@ -221,9 +235,10 @@ def _sentence_ends(text: str) -> Iterator[Span]:
     wherever the text before a mark leaves it open, the mark ends nothing, and the sentence goes on to the next one: a
     step of two sentences is a step, half a number is none.
     """
-    for mark in _MARKS.finditer(text):
-        if mark[0] not in (".", "!", "?") or _ends_a_sentence(text[: mark.start()], mark[0]):
-            yield mark.span()
+    for match in _MARKS.finditer(text):
+        mark = match[0]
+        if mark not in (".", "!", "?") or _ends_a_sentence(text[: match.start()], mark):
+            yield match.span()
 
 
 def _ends_a_sentence(text: str, mark: str) -> bool:
@@ -233,13 +248,18 @@ def _ends_a_sentence(text: str, mark: str) -> bool:
     if mark == "?":
         return True
     before = text[-24:]  # more than the longest abbreviation
-    if before[-1:] in _CLOSERS:
-        return mark == "." or before[-1:] not in (")", "]", "}", "$")  # `(n+1)!` is a factorial
-    word = _WORD.search(before)
-    if word is None or len(word[0]) < 2:  # a number, a symbol, an initial
+    last = before[-1:]
+    if last in _CLOSERS:
+        is_factorial = mark == "!" and last in (")", "]", "}", "$")  # `(n+1)!`
+        return not is_factorial
+    match = _WORD.search(before)
+    if match is None:  # a number or a symbol
         return False
-    is_command = before[: word.start()].endswith("\\")  # LaTeX: `\left.`
-    return not (is_command or "." in word[0] or word[0].lower() in _ABBREVIATIONS)
+    word = match[0]
+    is_initial = len(word) == 1
+    is_command = before[: match.start()].endswith("\\")  # LaTeX: `\left.`
+    is_abbreviation = "." in word or word.lower() in _ABBREVIATIONS  # `e.g.` has one inside
+    return not (is_initial or is_command or is_abbreviation)
 
 
 def _separators(separators: Sequence[str], field: str) -> Rule:
@@ -264,14 +284,20 @@ def _separators(separators: Sequence[str], field: str) -> Rule:
         if escaped.fullmatch(text):
             text = text.encode().decode("unicode_escape")
         texts.add(text.replace("\r\n", "\n"))
-    sorted_separators = sorted(texts, key=lambda text: (len(text), text))
+    sorted_separators = sorted(sorted(texts), key=len)
     patterns = [re.compile(_pattern_of(separator)) for separator in sorted_separators]
 
     def spans(text: str) -> Iterator[Span]:
         start = 0
-        while matches := list(filter(None, (pattern.search(text, start) for pattern in patterns))):
+        while True:
             # The first to be complete, which the text so far decides; among equals the shortest, by the order above.
-            first = min(matches, key=re.Match.end)
+            first = None
+            for pattern in patterns:
+                match = pattern.search(text, start)
+                if match and (first is None or match.end() < first.end()):
+                    first = match
+            if first is None:
+                return
             yield first.span()
             start = first.end()
 
@@ -293,7 +319,7 @@ def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
         remedy = "Return the exclusive end of each step, in characters of the text it was given."
         if not isinstance(offsets, list | tuple):
             raise InputError(field, f"{type(offsets).__name__} from {name}", expected, remedy)
-        ends: list[Span] = []
+        ends = []
         previous = 0
         for position, offset in enumerate(offsets):
             place = f"at position {position} of what {name} returned"
@@ -303,9 +329,10 @@ def _offsets(function: Callable[[str], Sequence[int]], field: str) -> Rule:
                 got = f"{offset} after {previous} {place} for a text of {len(text)} characters"
                 raise InputError(field, got, expected, remedy)
             previous = int(offset)
-            ends.append((previous, previous))
+            ends.append((previous, previous))  # a separator without width
         return ends
 
+    # A function sees the whole text, so what is written later may move an end.
     return Rule(spans, by_prefix=False)
 
 
@@ -314,23 +341,26 @@ def _regex(pattern: str | re.Pattern[str], field: str) -> Rule:
 
     A match without width ends a step: `(?=Step )`.
     """
-    got = pattern if isinstance(pattern, str) else pattern.pattern
     try:
         compiled = re.compile(pattern)
-    except re.error as error:
-        remedy = "See Python's `re` module."
-        raise InputError(field, f"the regex {got!r} ({error})", "a valid regular expression", remedy) from error
-    if not isinstance(compiled.pattern, str):
-        raise InputError(field, f"a regex of bytes, {got!r}", "a regex of text", "Leave out the b prefix.")
+    except re.error as error:  # of a text: a compiled pattern is valid
+        got = f"the regex {pattern!r} ({error})"
+        raise InputError(field, got, "a valid regular expression", "See Python's `re` module.") from error
+    text = compiled.pattern
+    if not isinstance(text, str):
+        raise InputError(field, f"a regex of bytes, {text!r}", "a regex of text", "Leave out the b prefix.")
     if compiled.search(""):
-        got = f"the regex {got!r}, which matches the empty string"
+        got = f"the regex {text!r}, which matches the empty string"
         remedy = "It would end a step after every character: use + in place of *, for example."
         raise InputError(field, got, "a regex that needs at least one character", remedy)
-    return Rule(lambda text: (match.span() for match in compiled.finditer(text)), by_prefix=False)
+    # A lookahead or a greedy match reads on behind the end, so `by_prefix` is not known.
+    return Rule(lambda text: map(re.Match.span, compiled.finditer(text)), by_prefix=False)
 
 
 def _interval(size: str | int, field: str) -> Interval:
-    number = int(size) if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)) else 0
+    number = 0
+    if re.fullmatch(r"\s*[+-]?\d+\s*", str(size)):
+        number = int(size)
     if number < 1:
         got = f"an interval of {size!r} tokens"
         remedy = "For example 'tokens:64'."
@@ -379,7 +409,10 @@ class StepSegmenter:
         return f"StepSegmenter({self.name})"
 
     def __call__(
-        self, completion_ids: list[int], tokenizer: "PreTrainedTokenizerBase", tool_mask: list[int] | None = None
+        self,
+        completion_ids: list[int],
+        tokenizer: "PreTrainedTokenizerBase",
+        tool_mask: list[int] | None = None,
     ) -> Steps:
         """Cut one completion into steps.
 
@@ -409,19 +442,23 @@ class StepSegmenter:
 
         ```
         """
-        ids = [int(token_id) for token_id in completion_ids]
-        mask = None if tool_mask is None else [int(entry) for entry in tool_mask]
-        if mask is not None:
+        ids = list(map(int, completion_ids))
+        mask = None
+        if tool_mask is not None:
+            mask = list(map(int, tool_mask))
             _check_tool_mask(mask, len(ids))
         if not ids:
             return Steps((), ())
+        # The aligner holds the vocabulary's bytes, so it is kept while the tokenizer stays the same.
         if self._aligner is None or self._aligner.tokenizer is not tokenizer:
             self._aligner = Aligner(tokenizer)
         alignment = self._aligner.align(ids)
-        hidden = [i for i, token_id in enumerate(ids) if token_id in self._aligner.special_ids]
-        hidden += [i for i, entry in enumerate(mask or ()) if entry == 0]
-        completion = Completion(alignment, _visible(alignment, hidden), mask)
-        return _steps(alignment, *self.rule.cuts(completion))
+        is_hidden = [token_id in self._aligner.special_ids for token_id in ids]
+        for i, entry in enumerate(mask or ()):
+            is_hidden[i] |= entry == 0
+        visible = _visible(alignment, is_hidden)
+        cuts, is_open = self.rule.cuts(Completion(alignment, visible, mask))
+        return _steps(alignment, cuts, is_open)
 
     def of_text(self, text: str) -> tuple[str, ...]:
         """Cut a text whose tokens are not known into the texts of its steps, with a character as a token.
@@ -433,10 +470,14 @@ class StepSegmenter:
             return ()
         lengths = list(range(1, len(text) + 1))
         alignment = Alignment(text, lengths, list(range(len(text))), lengths)
-        return _steps(alignment, *self.rule.cuts(Completion(alignment, text, None))).texts
+        cuts, is_open = self.rule.cuts(Completion(alignment, text, None))
+        return _steps(alignment, cuts, is_open).texts
 
     def looks_ahead(
-        self, completion_ids: list[int], tokenizer: "PreTrainedTokenizerBase", tool_mask: list[int] | None = None
+        self,
+        completion_ids: list[int],
+        tokenizer: "PreTrainedTokenizerBase",
+        tool_mask: list[int] | None = None,
     ) -> bool:
         """Tell whether tokens behind a step's end decide that it ends there, as with a lookahead or a greedy match.
 
@@ -449,13 +490,19 @@ class StepSegmenter:
             return False
         ends = self(completion_ids, tokenizer, tool_mask).ends
         # Around an end, not only at it: a shorter text may also end a step too early or too late.
-        nearby = {token for end in ends for token in range(end - 2, end + 3)}
+        # The row's first token stands in for whatever the model might have written next.
+        nearby: set[int] = set()
+        for end in ends:
+            nearby.update(range(max(0, end - 2), end + 3))
         for last in nearby:
-            if not 0 <= last < ends[-1]:
+            if last >= ends[-1]:
                 continue
-            mask = None if tool_mask is None else [*tool_mask[: last + 1], tool_mask[0]]
-            shown = self([*completion_ids[: last + 1], completion_ids[0]], tokenizer, mask)
-            if (last in shown.ends) != (last in ends):
+            prefix = [*completion_ids[: last + 1], completion_ids[0]]
+            mask = None
+            if tool_mask is not None:
+                mask = [*tool_mask[: last + 1], tool_mask[0]]
+            ends_of_prefix = self(prefix, tokenizer, mask).ends
+            if (last in ends_of_prefix) != (last in ends):
                 return True
         return False
 
@@ -477,8 +524,11 @@ class StepSegmenter:
         if biased in self._looked_for:
             return
         self._looked_for.add(biased)
+        # Each end of a row is cut off five times, so the first rows have to do.
         for i, ids in enumerate(completions[:_ROWS_TO_LOOK_AT]):
-            mask = tool_masks[i][: len(ids)] if tool_masks else None
+            mask = None
+            if tool_masks:
+                mask = tool_masks[i][: len(ids)]
             if ids and self.looks_ahead(list(ids), tokenizer, mask):
                 logger.warning(
                     "step_separator: where %s ends a step depends on the text after it, which slightly biases %s "
@@ -522,28 +572,37 @@ def _check_tool_mask(mask: list[int], length: int) -> None:
         raise InputError("tool_mask", f"{min(other_values)}", "0 or 1", remedy)
 
 
-def _visible(alignment: Alignment, hidden: Iterable[int]) -> str:
+def _visible(alignment: Alignment, is_hidden: list[bool]) -> str:
     """Return the text with spaces in place of hidden tokens: same length, nothing to read there."""
-    chars = list(alignment.text)
-    for token in hidden:
-        start = alignment.lengths[token - 1] if token else 0
-        stop = alignment.lengths[token]
-        chars[start:stop] = " " * len(chars[start:stop])
-    return "".join(chars)
+    texts = []
+    start = 0
+    for stop, is_space in zip(alignment.lengths, is_hidden, strict=True):
+        text = alignment.text[start:stop]
+        if is_space:
+            text = " " * len(text)
+        texts.append(text)
+        start = stop
+    return "".join(texts)
 
 
-def _steps(alignment: Alignment, cuts: list[int], goes_on: bool) -> Steps:
-    """Return the steps that end at the cuts. The rest is a last step if `goes_on` says so, else the closing."""
+def _steps(alignment: Alignment, cuts: list[int], is_open: bool) -> Steps:
+    """Return the steps that end at the cuts. The rest is a last step if it is open, else the closing."""
     last = len(alignment.tokens) - 1
     closing = None
-    if cuts and not goes_on and cuts[-1] < last:
+    if cuts and not is_open and cuts[-1] < last:
         closing = alignment.tokens[last]
     else:
+        # Without a closing the last step runs through the last token, whether a separator ends it or not.
         cuts = sorted({*cuts, last})
-    offsets = [0, *(alignment.offsets[cut] for cut in cuts)]
-    texts = tuple(alignment.text[start:stop] for start, stop in pairwise(offsets))
-    ends = tuple(alignment.tokens[cut] for cut in cuts)
-    return Steps(texts, ends, closing)
+    texts = []
+    ends = []
+    start = 0
+    for cut in cuts:
+        stop = alignment.offsets[cut]
+        texts.append(alignment.text[start:stop])
+        ends.append(alignment.tokens[cut])
+        start = stop
+    return Steps(tuple(texts), tuple(ends), closing)
 
 
 StepSpec: TypeAlias = RuleSpec | StepSegmenter
@@ -587,7 +646,8 @@ def step_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegment
     """
     if isinstance(spec, StepSegmenter):
         return spec
-    return StepSegmenter(rule_of(spec, field), getattr(spec, "__name__", repr(spec)))
+    name = getattr(spec, "__name__", repr(spec))
+    return StepSegmenter(rule_of(spec, field), name)
 
 
 def configured_segmenter(spec: StepSpec, field: str = "step_separator") -> StepSegmenter:
