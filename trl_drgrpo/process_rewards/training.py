@@ -327,6 +327,9 @@ def train_prm(
     held_out = None
     if eval_rows is not None:
         held_out, _ = tokenize_rows(eval_rows, tokenizer, step_separator, max_length)
+        if not held_out:
+            got = f"{len(eval_rows)} rows, all of them left out"
+            raise InputError("eval_data", got, "labeled steps that fit", "Shorten the steps or raise max_length.")
     good_frac = _good_frac(examples)
     checkpoint = _checkpoint_to_resume(resume_from_checkpoint, Path(output_dir))
     settings = dict(arguments or {})

@@ -206,6 +206,13 @@ def test_data_that_cannot_be_trained_on(rows, message, saved_model, tokenizer, t
         train_prm(str(tmp_path / "none"), separable(4, 0), tmp_path, tokenizer=tokenizer)
 
 
+def test_held_out_steps_that_are_all_left_out_are_refused(saved_model, tmp_path):
+    """Without them the steps that were trained on would be measured, and be called held-out."""
+    too_long = [{"prompt": "p", "steps": ["a" * 600], "labels": [True]}]
+    with pytest.raises(InputError, match="eval_data: got 1 rows, all of them left out"):
+        train_prm(saved_model, separable(4, 0), tmp_path, eval_rows=too_long, max_length=512)
+
+
 def test_the_command_names_the_row_and_exits_with_2(saved_model, tmp_path, command):
     data = write(tmp_path / "bad.jsonl", [*separable(2, 0), {"prompt": "p", "steps": ["a"], "labels": []}])
     calls = {
