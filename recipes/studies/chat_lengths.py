@@ -21,6 +21,7 @@ import numpy as np
 from frame import Interval, Results, Row, Run, Study, compared, interval, main, paired, rows_of, table
 from chat_model import alone, chat_tokenizer, sampled_ids
 from length_bias import ARMS as OBJECTIVES
+from pace import STOCK
 from small_models import small_trainer
 from transformers import AutoModelForCausalLM
 
@@ -35,8 +36,9 @@ SETTINGS: dict[str, Any] = {
     "longest": 32,  # tokens of an answer
     "questions": 48,  # before training
     "questions_of_a_batch": 8,  # of the push
+    "different_prompts": 64,
     "prompts": 4,  # of a step
-    "steps": 16,
+    "steps": 12,
     "learning_rate": 3e-4,
 }
 QUICK = {
@@ -112,14 +114,18 @@ def train(settings: dict[str, Any], folder: Path, seed: int, arm: str) -> list[R
         run["incorrect"].append(lengths[False])
         return rewards
 
-    questions = make_larger_dataset(settings["prompts"] * settings["steps"], seed=seed)
+    questions = make_larger_dataset(settings["different_prompts"], seed=seed)
     classes, fields = OBJECTIVES[arm]
+    prompts = settings["prompts"]
+    if classes == STOCK:  # a group at a time: all rows at once took more than 8 GB
+        fields = {**fields, "gradient_accumulation_steps": prompts}
+        prompts = 1
     trainer = small_trainer(
         Path(smollm2_folder()),
         folder / f"{arm}-{seed}",
         reward,
         questions.map(lambda row: {"prompt": conversation(row["prompt"])}),
-        settings["prompts"],
+        prompts,
         settings["num_generations"],
         classes,
         seed=seed,

@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -83,19 +84,22 @@ def call(command: str) -> str:
 
 
 def write_questions(settings: dict[str, Any], folder: Path) -> Path:
-    """Write a folder with the splits `train`, `label` and `test`, which share no question. Return it."""
+    """Write and return a folder with the splits `train` and `test`; beside it, the file `to_label.jsonl`."""
     training = training_rows(TASK, settings, seed=0).to_list()
     labeled = training[: settings["labeled"]]
     held_out = [
         {"prompt": TASKS[TASK].conversation(question), "answer": question.answer}
         for question in held_out_questions(TASK, settings["held_out"])
     ]
-    splits = {"label": labeled, "train": [row for row in training if row not in labeled], "test": held_out}
     questions = folder / "questions"
     questions.mkdir(exist_ok=True)
-    for split, rows in splits.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (questions / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    files = {
+        folder / "to_label.jsonl": labeled,
+        questions / "train.jsonl": [row for row in training if row not in labeled],
+        questions / "test.jsonl": held_out,
+    }
+    for path, rows in files.items():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return questions
 
 
@@ -108,10 +112,10 @@ def make_prm(settings: dict[str, Any], folder: Path) -> list[Row]:
     questions = write_questions(settings, folder)
     rolled = f"{OUTCOME} {COMMA} --completions {settings['completions']} --rollouts {settings['rollouts']}"
     rolled += f" --max_new_tokens {settings['longest']} --batch_size 48"
-    for split in ("label", "test"):
-        data = f"--data {questions} --dataset_train_split {split}"
-        call(f"label-steps --model {MODEL} {data} {rolled} --output {folder}/{split}.jsonl")
-    data = f"--data {folder}/label.jsonl --eval_data {folder}/test.jsonl {COMMA}"
+    label = f"label-steps --model {MODEL} {rolled}"
+    call(f"{label} --data {folder}/to_label.jsonl --output {folder}/labeled.jsonl")
+    call(f"{label} --data {questions} --dataset_train_split test --output {folder}/test.jsonl")
+    data = f"--data {folder}/labeled.jsonl --eval_data {folder}/test.jsonl {COMMA}"
     fit = f"--use_peft --learning_rate 3e-4 --num_train_epochs {settings['epochs']} --overwrite_output_dir true"
     call(f"train-prm --model {MODEL} {data} {fit} --output_dir {folder}/prm")
     printed = call(f"score --step_reward_funcs {folder}/prm --data {folder}/test.jsonl {COMMA} --json")
@@ -124,7 +128,8 @@ def train(settings: dict[str, Any], folder: Path, seed: int, arm: str) -> list[R
 
     Returns:
         `list[dict]`: One row: accuracy of the `other` model and of the arm's (`accuracy`), and their `difference` with
-            its interval, as `eval` says it.
+            its interval, as `eval` says it; `by_order`, the arm's accuracy on questions with the smaller number first,
+            and on those with the larger one first.
     """
     output = run_folder(folder, seed, arm)
     prm = f"--step_reward_funcs {folder}/prm {COMMA} {ARMS[arm]}" if ARMS[arm] else ""
@@ -138,7 +143,22 @@ def train(settings: dict[str, Any], folder: Path, seed: int, arm: str) -> list[R
     evaluation = json.loads(call(f"eval --model {output} --trust_recipe --baseline {other} {test}"))
     before, after = (model["pass_at"]["1"]["value"] for model in evaluation["models"])
     difference = evaluation["difference"]["1"]
-    return [{"seed": seed, "arm": arm, "other": before, "accuracy": after, "difference": difference}]
+    row: Row = {"seed": seed, "arm": arm, "other": before, "accuracy": after, "difference": difference}
+    return [row | {"by_order": accuracy_by_order(output)}]
+
+
+def accuracy_by_order(output: Path) -> list[float]:
+    """Accuracy of a run's evaluated answers to questions with the smaller number first, and to the other ones.
+
+    A model that copies the numbers in their order, or in the opposite one, is correct in half of the questions.
+    """
+    (samples,) = output.glob(f"_drgrpo/evaluations/samples/{output.name.replace('_', '-')}-*.jsonl")
+    rewards: dict[bool, list[float]] = {True: [], False: []}
+    for line in samples.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        first, second = map(int, row["prompt"][-1]["content"].split(","))
+        rewards[first < second].append(row["eval"]["rewards"][exact_answer.__name__])
+    return [round(statistics.fmean(rewards[smaller_first]), 4) for smaller_first in (True, False)]
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:
@@ -163,8 +183,10 @@ def report(results: Results) -> list[str]:
         mean, low, high = (100 * run["difference"][key] for key in ("value", "low", "high"))
         other = ALONE if ARMS[run["arm"]] else "before training"
         cells = [f"{100 * run['other']:.1f}", f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"]
+        cells += [f"{100 * share:.0f}" for share in run["by_order"]]
         rows.append([str(run["seed"]), run["arm"], f"{100 * run['accuracy']:.1f}", other, *cells])
     head = ["seed", "trained by", "accuracy, %", "against", "its accuracy, %", "points, 95% over questions"]
+    head += ["smaller number first, %", "larger first, %"]
     return [quality, table(head, rows)]
 
 
