@@ -33,7 +33,7 @@ from chat_model import (
 from small_models import Evaluations, mean_height, small_trainer
 
 from trl_drgrpo import lora_preset
-from trl_drgrpo.demo.pace import draw_pace
+from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.demo.task import PROCESS_SETTINGS
 
@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 3e-4,
 }
 QUICK = {
-    "tasks": {"lines": {"longest": 4, "tokens": 40}},
+    "tasks": {"json": {"longest": 10, "tokens": 60}, "lines": {"longest": 4, "tokens": 40}},
     "evaluations": 1,
     "num_generations": 2,
     "different_prompts": 4,
@@ -286,11 +286,19 @@ def conclude(results: Results) -> str:
 
 
 def draw(results: Results) -> Any:
-    """Accuracy over CPU seconds, a panel per task."""
-    panels = {}
-    for task in results["settings"]["tasks"]:
-        panels[TASKS[task].title] = by_arm(results, task)
-    return draw_pace(panels)
+    """Accuracy over generated tokens, a panel per task and a line per run."""
+    tasks = results["settings"]["tasks"]
+    figure, panels = new_figure(1, len(tasks), 4 * len(tasks), 3.4)
+    for axes, task in zip(panels, tasks, strict=True):
+        for (arm, runs), color in zip(by_arm(results, task).items(), COLORS, strict=False):
+            for number, run in enumerate(runs):
+                label = arm if number == 0 else None
+                axes.plot(run["tokens"], [100 * rate for rate in run["pass_rate"]], color=color, label=label)
+        axes.set_title(TASKS[task].title, loc="left")
+        axes.set_xlabel("tokens")
+        axes.legend()
+    panels[0].set_ylabel("held-out accuracy, %")
+    return figure
 
 
 STUDY = Study("chat_settings", "chat_model", 2, SETTINGS, QUICK, measure, report, draw, conclude)
