@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from frame import Results, Row, Run, Study, compared, interval, main, rows_of, table
+from frame import Results, Row, Run, Study, compared, interval, known, main, rows_of, table
 from chat_model import TASKS, alone, held_out_questions, is_correct, training_rows
 
 from trl_drgrpo.cli.main import main as trl_drgrpo
@@ -176,11 +176,12 @@ def measure(run: Run) -> None:
 def report(results: Results) -> list[str]:
     (inspected,) = results["prm"]
     against = inspected["against"]["labels"]
+    auc, low, high = (known(against[key]) for key in ("auc", "auc_low", "auc_high"))
     quality = f"The PRM on {against['count']} held-out steps, {against['true_frac']:.0%} of them good: "
-    quality += f"AUC {against['auc']:.2f} [{against['auc_low']:.2f}, {against['auc_high']:.2f}]."
+    quality += f"AUC {auc:.2f} [{low:.2f}, {high:.2f}]."
     rows = []
     for run in results["runs"]:
-        mean, low, high = (100 * run["difference"][key] for key in ("value", "low", "high"))
+        mean, low, high = (100 * known(run["difference"][key]) for key in ("value", "low", "high"))
         other = ALONE if ARMS[run["arm"]] else "before training"
         cells = [f"{100 * run['other']:.1f}", f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"]
         cells += [f"{100 * share:.0f}" for share in run["by_order"]]
@@ -191,11 +192,12 @@ def report(results: Results) -> list[str]:
 
 
 def conclude(results: Results) -> str:
-    runs = {arm: rows_of(results, arm=arm) for arm in ARMS if arm != ALONE}
-    if min(map(len, runs.values())) < 2:
-        return ""
-    differences = {arm: interval(100 * run["difference"]["value"] for run in of_arm) for arm, of_arm in runs.items()}
-    return compared("Accuracy minus that of the outcome alone, in points", differences)
+    differences = {}
+    for arm in ARMS:
+        points = [100 * known(run["difference"]["value"]) for run in rows_of(results, arm=arm)]
+        if arm != ALONE and len(points) > 1:
+            differences[arm] = interval(points)
+    return compared("Accuracy minus that of the outcome alone, in points", differences) if differences else ""
 
 
 def draw(results: Results) -> Any:

@@ -68,8 +68,9 @@ def test_a_study_in_miniature(name, tmp_path, monkeypatch):
     results = json.loads(run.output.read_text())
     texts = study.report(results)
     assert all(texts)
-    assert any("±" in text for text in texts)
-    assert "with" in (study.conclude(results) or "with")
+    conclusion = study.conclude(results)
+    assert any("±" in text for text in [*texts, conclusion])
+    assert "with" in (conclusion or "with")
     assert save_figure(study.draw(results), tmp_path / "plot.png").stat().st_size > 10_000
 
     monkeypatch.setattr(frame, "in_processes", lambda function, calls, jobs: iter([] if not calls else [None]))
