@@ -54,8 +54,8 @@ SETTINGS: dict[str, Any] = {
 QUICK = {
     "tasks": {"json": {"longest": 10, "tokens": 60}, "lines": {"longest": 4, "tokens": 40}},
     "evaluations": 1,
-    "num_generations": 2,
-    "different_prompts": 4,
+    "num_generations": 4,  # forks need so many
+    "different_prompts": 20,  # dynamic sampling draws up to ten times two
     "held_out": 2,
     "answers": 1,
 }
