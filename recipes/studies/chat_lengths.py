@@ -13,7 +13,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +174,16 @@ def _push_table(results: Results) -> str:
     for first in range(0, len(answers["lengths"]), rows_of_a_batch):
         part = slice(first, first + rows_of_a_batch)
         correct = answers["correct"][part]
-        lengths, stopped = answers["lengths"][part], answers["stopped"][part]
-        sizes = settings["num_generations"], settings["longest"]
-        batches.append(Rollouts(correct.astype(float), correct, lengths, *sizes, stopped))
+        batches.append(
+            Rollouts(
+                correct.astype(float),
+                correct,
+                answers["lengths"][part],
+                settings["num_generations"],
+                settings["longest"],
+                answers["stopped"][part],
+            )
+        )
     return push_table(pushes(batches))
 
 
@@ -186,8 +193,9 @@ def in_third(steps: Sequence[Sequence[int]], third: int) -> list[int]:
     >>> in_third([[1], [2, 3], [4], [5], [6], [7]], 2)
     [6, 7]
     """
-    first, last = len(steps) * third // 3, len(steps) * (third + 1) // 3
-    return [length for lengths in steps[first:last] for length in lengths]
+    first = len(steps) * third // 3
+    last = len(steps) * (third + 1) // 3
+    return list(chain.from_iterable(steps[first:last]))
 
 
 def incorrect_tokens(run: Row, longest: int, third: int) -> float:
@@ -200,7 +208,8 @@ def _shares(runs: Iterable[Row], third: int, longest: int) -> tuple[str, str]:
     passed = []
     cut_off = []
     for run in runs:
-        correct, incorrect = in_third(run["correct"], third), in_third(run["incorrect"], third)
+        correct = in_third(run["correct"], third)
+        incorrect = in_third(run["incorrect"], third)
         passed.append(100 * len(correct) / (len(correct) + len(incorrect)))
         cut_off.append(100 * statistics.fmean(length > longest for length in incorrect))
     return str(interval(passed)), str(interval(cut_off))
@@ -222,7 +231,9 @@ def _training_table(results: Results) -> str:
 def longer_incorrect_answers(results: Results, third: int) -> Interval:
     """Tokens of an incorrect answer in a third of the steps, `grpo` minus ours, seed by seed."""
     longest = results["settings"]["longest"]
-    tokens = {arm: [incorrect_tokens(run, longest, third) for run in rows_of(results, arm=arm)] for arm in ARMS}
+    tokens = {}
+    for arm in ARMS:
+        tokens[arm] = [incorrect_tokens(run, longest, third) for run in rows_of(results, arm=arm)]
     return paired(tokens["grpo"], tokens["dr_grpo"])
 
 
