@@ -108,7 +108,10 @@ def train(settings: dict[str, Any], folder: Path, seed: int, arm: str) -> list[R
         rewards = []
         for completion, ids, expected in zip(completions, completion_ids, answer, strict=True):
             is_correct = is_only_number(completion[0]["content"], expected)
-            lengths[is_correct].append(len(ids) if ids[-1] == end else settings["longest"] + 1)
+            length = len(ids)
+            if ids[-1] != end:
+                length = settings["longest"] + 1
+            lengths[is_correct].append(length)
             rewards.append(float(is_correct))
         run["correct"].append(lengths[True])
         run["incorrect"].append(lengths[False])
