@@ -46,9 +46,9 @@ SYSTEM_PROMPT = "Be brief."
 
 SETTINGS: dict[str, Any] = {
     "tasks": {  # most tokens of an answer
-        "larger": {"arms": [OURS, "switches"], "longest": 8},
-        "letter": {"arms": [OURS, "switches"], "longest": 6},
-        "json": {"arms": [OURS, "switches"], "longest": 20},
+        "larger": {"arms": [OURS, *OTHERS], "longest": 8},
+        "letter": {"arms": [OURS, *OTHERS], "longest": 6},
+        "json": {"arms": [OURS, *OTHERS], "longest": 20},
     },
     "seconds": 60,  # of CPU time that a run trains
     "evaluations": [1 / 12, 1 / 4, 1 / 2, 1],  # shares of these seconds; the one before training not counted
@@ -57,10 +57,10 @@ SETTINGS: dict[str, Any] = {
     "different_prompts": 1024,
     "held_out": 24,
     "answers": 4,  # to each held-out question, in an evaluation
-    "learning_rates": {OURS: 3e-4, "switches": 6e-4},
+    "learning_rates": {OURS: 3e-4, "switches": 6e-4, "trl": 6e-4},
     "grid": [  # task, arm, learning rate, seconds
         *(["letter", OURS, rate, 60] for rate in (1e-4, 3e-4, 6e-4)),
-        *(["letter", "switches", rate, 60] for rate in (3e-4, 6e-4, 1e-3)),
+        *(["letter", arm, rate, 60] for arm, rate in product(OTHERS, (3e-4, 6e-4, 1e-3, 2e-3))),
         *(["larger", OURS, rate, 30] for rate in (3e-4, 1e-3)),
     ],
     "grid_seeds": [100],
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Any] = {
     "same_rate": {"larger": [0, 1], "letter": [0, 1], "json": [0]},  # seeds; stock TRL with the rate of ours
 }
 QUICK = {
-    "tasks": {"letter": {"arms": [OURS, "switches"], "longest": 3}},
+    "tasks": {"letter": {"arms": [OURS, *OTHERS], "longest": 3}},
     "seconds": 0.1,
     "evaluations": [1],
     "prompts": 1,
@@ -578,7 +578,7 @@ def draw(results: Results) -> Any:
     return draw_pace(panels)
 
 
-STUDY = Study("chat_model", "chat_model", 2, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
+STUDY = Study("chat_model", "chat_model", 3, SETTINGS, QUICK, measure, report, draw, conclude, dark=True)
 
 
 if __name__ == "__main__":

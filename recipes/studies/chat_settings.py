@@ -1,16 +1,16 @@
 """Single settings in the training of a pretrained chat model.
 
 Question: which findings on tiny models show on a real one (SmolLM2-135M-Instruct, LoRA on all linear layers)? Arms,
-each against plain training of the same task: a divisor ten times as large; a base in 4 bits (NF4); a reward for each
-line; the share of the written lines that are correct, as the outcome. Tasks: the first letter of a word, as in
-`chat_model.py`; the first letters of two words, a line each. Every run ends at the same number of generated tokens.
-Measure: held-out accuracy, sampled at temperature 1, as a mean over the tokens and at the end. Rule: that of all
-studies, for runs of the same seed. Before training, answers to a question without examples say what an update of each
-objective would do to their lengths.
+each against plain training of the same task: a divisor ten times as large, and as its control a tenth of the learning
+rate; a base in 4 bits (NF4); dynamic sampling; answers that fork after the first number; a reward for each line; the
+share of the written lines that are correct, as the outcome. Tasks: the first letter of a word and two numbers as JSON,
+as in `chat_model.py`; the first letters of two words, a line each. Every run ends at the same number of generated
+tokens: those of groups that dynamic sampling drops count, and those that branches share count once. Measure: held-out
+accuracy, sampled at temperature 1, as a mean over the tokens and at the end. Rule: that of all studies, for runs of
+the same seed.
 """
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,33 +19,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from frame import Interval, Results, Row, Run, Study, compared, interval, main, mean, paired, rows_of, table
 from chat_model import (
     TASKS,
     accuracy,
     alone,
-    chat_tokenizer,
     is_correct,
     length_counts,
-    sampled_ids,
     start,
     take_peak,
     training_rows,
 )
 from small_models import Evaluations, mean_height, small_trainer
-from transformers import AutoModelForCausalLM
 
 from trl_drgrpo import lora_preset
-from trl_drgrpo.check.bias import Rollouts, push_table, pushes
-from trl_drgrpo.demo.larger import make_larger_dataset
-from trl_drgrpo.demo.pace import draw_pace
+from trl_drgrpo.common.drawing import COLORS, new_figure
 from trl_drgrpo.demo.smollm2 import smollm2_folder
 from trl_drgrpo.demo.task import PROCESS_SETTINGS
 
 SETTINGS: dict[str, Any] = {
     "tasks": {  # most tokens of an answer, tokens that a run generates
         "letter": {"longest": 6, "tokens": 800},
+        "json": {"longest": 20, "tokens": 4_000},
         "lines": {"longest": 8, "tokens": 1_600},
     },
     "evaluations": 2,  # the one before training not counted
@@ -55,16 +50,14 @@ SETTINGS: dict[str, Any] = {
     "held_out": 24,
     "answers": 4,  # to each held-out question, in an evaluation
     "learning_rate": 3e-4,
-    "lengths": {"prompts": 48, "num_generations": 8, "longest": 32, "batch": 8},  # before training
 }
 QUICK = {
-    "tasks": {"lines": {"longest": 4, "tokens": 40}},
+    "tasks": {"json": {"longest": 10, "tokens": 60}, "lines": {"longest": 4, "tokens": 40}},
     "evaluations": 1,
-    "num_generations": 2,
-    "different_prompts": 4,
+    "num_generations": 4,  # forks need so many
+    "different_prompts": 20,  # dynamic sampling draws up to ten times two
     "held_out": 2,
     "answers": 1,
-    "lengths": {"prompts": 4, "num_generations": 2, "longest": 4, "batch": 2},
 }
 
 
@@ -92,7 +85,13 @@ ARMS: dict[str, dict[str, Arm]] = {
     "letter": {
         PLAIN: Arm("plain"),
         "divisor": Arm("divisor L = 60 in the place of 6", {"loss_normalizer": 60}),
+        "rate": Arm("learning rate 3e-5 in the place of 3e-4", {"learning_rate": 3e-5}),
         "4 bits": Arm("base in 4 bits (NF4)", in_4_bits=True),
+    },
+    "json": {
+        PLAIN: Arm("plain"),
+        "dynamic": Arm("`dynamic_sampling: true`", {"dynamic_sampling": True}),
+        "forks": Arm("`forks: 2`, after the first number", {"forks": 2, "step_separator": [","]}),
     },
     "lines": {
         PLAIN: Arm("plain: 1 if both lines are correct"),
@@ -149,6 +148,12 @@ def reward_share(texts: Sequence[str], answer: Sequence[str]) -> list[float]:
     return list(map(statistics.fmean, reward_lines(steps, answer)))
 
 
+def shared_tokens(logs: Mapping[str, float], rows: int) -> float:
+    """Return the tokens of a step that rows share with another one, as a negative number: all rows are counted."""
+    unshared = logs.get("forks/sampled_token_frac", 1.0)
+    return logs["completions/mean_length"] * rows * (unshared - 1)
+
+
 def train(
     starts: Mapping[str, float], settings: dict[str, Any], folder: Path, seed: int, task: str, arm: str
 ) -> list[Row]:
@@ -168,6 +173,7 @@ def train(
         settings["tasks"][task]["tokens"],
         settings["evaluations"],
         partial(accuracy, task=task, settings=settings),
+        shared_tokens,
     )
 
     def reward(
@@ -181,7 +187,7 @@ def train(
             return reward_share(texts, answer)
         return list(map(float, correct))
 
-    fields = dict(options.fields)
+    fields = {"learning_rate": settings["learning_rate"], **options.fields}
     if options.lines == "steps":
         fields["step_reward_funcs"] = reward_lines
     if options.in_4_bits:
@@ -194,7 +200,6 @@ def train(
         settings["prompts"],
         settings["num_generations"],
         seed=seed,
-        learning_rate=settings["learning_rate"],
         max_completion_length=longest,
         max_steps=10_000,
         peft_config=lora_preset("lora"),
@@ -206,32 +211,8 @@ def train(
     return [run | {"steps": len(run["step_seconds"])}]
 
 
-def free_answers(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Answers of the model as it is to "Which is larger, 73 or 25?", without examples and as long as it likes.
-
-    Returns:
-        `dict`: Per answer, those to a question one after the other: `lengths` in tokens; `stopped`, by itself;
-            `correct`, if the larger number is the only one in it.
-    """
-    sizes = settings["lengths"]
-    questions = make_larger_dataset(sizes["prompts"])
-    conversations = [[{"role": "user", "content": prompt}] for prompt in questions["prompt"]]
-    model = AutoModelForCausalLM.from_pretrained(smollm2_folder())
-    rows = sampled_ids(model, conversations, sizes["num_generations"], sizes["longest"], batch_size=48)
-    tokenizer = chat_tokenizer()
-    answers: dict[str, list[Any]] = {"lengths": [], "stopped": [], "correct": []}
-    for samples, expected in zip(rows, questions["answer"], strict=True):
-        for ids in samples:
-            numbers = re.findall(r"\d+", tokenizer.decode(ids, skip_special_tokens=True))
-            answers["lengths"].append(len(ids))
-            answers["stopped"].append(ids[-1] == tokenizer.eos_token_id)
-            answers["correct"].append(numbers == [expected])
-    return answers
-
-
 def measure(run: Run) -> None:
     settings = run.settings
-    run.once("free_answers", partial(free_answers, settings))
     starts = {task: run.once(f"start_{task}", partial(start, task, settings)) for task in settings["tasks"]}
     calls = [(seed, task, arm) for seed in run.seeds for task in settings["tasks"] for arm in ARMS[task]]
     run.each("runs", ("seed", "task", "arm"), calls, partial(alone, partial(train, starts)))
@@ -264,32 +245,7 @@ def against_plain(results: Results, task: str, arm: str) -> Interval:
 
 
 def report(results: Results) -> list[str]:
-    return [*(_task_table(results, task) for task in results["settings"]["tasks"]), *_length_tables(results)]
-
-
-def _length_tables(results: Results) -> list[str]:
-    """Lengths of the free answers, and what an update of each objective would do to them."""
-    sizes = results["settings"]["lengths"]
-    answers = results["free_answers"]
-    lengths = np.array(answers["lengths"])
-    stopped = np.array(answers["stopped"])
-    correct = np.array(answers["correct"])
-    rows = []
-    for role, chosen in (("correct", correct), ("incorrect", ~correct)):
-        if not chosen.any():
-            continue
-        cut_off = 100 * (1 - stopped[chosen].mean())
-        rows.append([role, str(chosen.sum()), f"{lengths[chosen].mean():.1f}", f"{cut_off:.0f}"])
-    batch = sizes["batch"] * sizes["num_generations"]
-    batches = []
-    for first in range(0, len(lengths), batch):
-        part = slice(first, first + batch)
-        rewards = correct[part].astype(float)
-        batches.append(
-            Rollouts(rewards, correct[part], lengths[part], sizes["num_generations"], sizes["longest"], stopped[part])
-        )
-    head = ["free answers, before training", "number", "mean tokens", "cut off, %"]
-    return [table(head, rows), push_table(pushes(batches))]
+    return [_task_table(results, task) for task in results["settings"]["tasks"]]
 
 
 def _task_table(results: Results, task: str) -> str:
@@ -326,17 +282,23 @@ def conclude(results: Results) -> str:
     of_several_runs = {label: value for label, value in differences.items() if value.half_width < math.inf}
     if not of_several_runs:
         return ""
-    return (
-        compared("Mean accuracy over the tokens, minus plain, in points", of_several_runs) if of_several_runs else ""
-    )
+    return compared("Mean accuracy over the tokens, minus plain, in points", of_several_runs)
 
 
 def draw(results: Results) -> Any:
-    """Accuracy over CPU seconds, a panel per task."""
-    panels = {}
-    for task in results["settings"]["tasks"]:
-        panels[TASKS[task].title] = by_arm(results, task)
-    return draw_pace(panels)
+    """Accuracy over generated tokens, a panel per task and a line per run."""
+    tasks = results["settings"]["tasks"]
+    figure, panels = new_figure(1, len(tasks), 4 * len(tasks), 3.4)
+    for axes, task in zip(panels, tasks, strict=True):
+        for (arm, runs), color in zip(by_arm(results, task).items(), COLORS, strict=False):
+            for number, run in enumerate(runs):
+                label = arm if number == 0 else None
+                axes.plot(run["tokens"], [100 * rate for rate in run["pass_rate"]], color=color, label=label)
+        axes.set_title(TASKS[task].title, loc="left")
+        axes.set_xlabel("tokens")
+        axes.legend()
+    panels[0].set_ylabel("held-out accuracy, %")
+    return figure
 
 
 STUDY = Study("chat_settings", "chat_model", 2, SETTINGS, QUICK, measure, report, draw, conclude)

