@@ -361,6 +361,19 @@ def test_vllm_with_adapters_is_counted():
     assert "sleep" not in planner.host()
 
 
+@pytest.mark.parametrize(("changes", "size"), [({}, 2), ({"autocast": None}, 2), ({"bits": 4, "autocast": None}, 4)])
+def test_copies_of_joined_adapters_are_counted_in_generation(changes, size, monkeypatch):
+    lora = Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16", completion=64, prompt=16, **changes)
+
+    def generation():
+        planner = Planner(qwen(), lora)
+        return planner.estimate(lora).tensors_of("generate"), planner.adapters // 4
+
+    counted, elements = generation()
+    monkeypatch.setattr(passes, "_joined_adapters", lambda skeleton: 0)
+    assert counted - generation()[0] == size * elements
+
+
 def test_the_host_beside_a_gpu():
     full, lora = Setup(), Setup(adapter=Adapter(4, "all-linear"), dtype="bfloat16")
     planner = Planner(qwen(), full)
