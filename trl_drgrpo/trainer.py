@@ -82,8 +82,8 @@ class DrGRPOTrainer(HostTrainer):
 
     A drop-in for [`trl.GRPOTrainer`]: same arguments in the same order, every inherited feature. What differs:
 
-    - advantages are `r_i - baseline` (see [`group_advantages`]), never divided by a group's std; a group of equal
-      rewards has advantages of exactly 0;
+    - advantages of outcomes are `r_i - baseline` (see [`group_advantages`]), never divided by a group's std; a group
+      of equal rewards has advantages of exactly 0;
     - token losses are summed and divided by `B * L` with a constant `L` (see [`dr_grpo_loss`]);
     - reward functions are checked on every call, inputs before the model loads;
     - checkpoints hold what a resumed run needs to be the same run.
@@ -430,6 +430,7 @@ class DrGRPOTrainer(HostTrainer):
             rank's rows `(b, T)`; any dtype and device. They must be finite. Tokens that are not trained on get 0.
         """
         args = self.args
+        # One number for all groups: 1, or with `scale_by_running_std` the std over earlier batches.
         outcome = self._outcome_advantages(batch) / self.earlier.divisor(batch)  # (B,), with forks (b, T)
         if batch.step_rewards is None or batch.step_ends is None:
             return outcome
@@ -488,7 +489,7 @@ class DrGRPOTrainer(HostTrainer):
 
     @property
     def own_advantages(self) -> str | None:
-        """Custom advantage function, if any."""
+        """Name of the function or override that takes the place of the formulas; `None`: these are used."""
         if self.advantage_func is not None:
             return f"advantage_func '{reward_name(self.advantage_func)}'"
         if type(self).compute_advantages is not DrGRPOTrainer.compute_advantages:

@@ -69,8 +69,8 @@ def step_token_advantages(
 
     ```
     """
-    credits = step_advantages(step_rewards, num_generations, credit, baseline, deepseekmath_std=deepseekmath_std)
-    return broadcast_to_tokens(credits, step_ends, completion_mask)
+    advantages = step_advantages(step_rewards, num_generations, credit, baseline, deepseekmath_std=deepseekmath_std)
+    return broadcast_to_tokens(advantages, step_ends, completion_mask)
 
 
 def step_advantages(
@@ -87,8 +87,9 @@ def step_advantages(
 
     Args:
         step_rewards (`B` lists of `K_i` floats):
-            Reward of each step; `None` or NaN = no score. It counts as 0, because the gradient is biased where what
-            a row wrote decides whether its score counts. The published baselines leave it out.
+            Reward of each step; `None` or NaN = no score. It adds 0 to a sum and leaves a running minimum as it is,
+            because the gradient is biased where what a row wrote decides whether its score counts. The published
+            baselines leave it out.
         num_generations (`int`): `G`; the completions of a prompt are consecutive rows.
         credit (`str`, *optional*, defaults to `"return_to_go"`):
             - `"return_to_go"`: the sum of `s` over this step and all later ones;
@@ -143,7 +144,7 @@ def step_advantages(
     left_out = unscorable.cpu().view(-1, num_generations, 1)
     rewards = rewards.masked_fill(left_out, math.nan)
     if baseline in ("to_go", "none"):
-        # `step_values` turns NaN into a credit of 0. That is right for a step without a score. A row that cannot be
+        # `step_values` takes NaN as a reward of 0. That is right for a step without a score. A row that cannot be
         # judged must leave the means of the others as well, so it becomes NaN again.
         values = step_values(rewards, credit).masked_fill(left_out, math.nan)
         advantages = values.nan_to_num(nan=0.0)
@@ -209,9 +210,9 @@ def broadcast_to_tokens(
     # values 5 and 7 with the ends 1 and 2 become 5, 5, 7.
     last_tokens = np.array([row_ends[-1] if len(row_ends) else -1 for row_ends in step_ends])
     in_a_step = np.arange(width) <= last_tokens[:, None]  # (B, T)
-    step_values = np.fromiter(chain.from_iterable(values), np.float64)
+    flat_values = np.fromiter(chain.from_iterable(values), np.float64)
     token_values = np.zeros((rows, width))
-    token_values[in_a_step] = np.repeat(step_values, ends - previous_ends)
+    token_values[in_a_step] = np.repeat(flat_values, ends - previous_ends)
     on_tokens = torch.from_numpy(token_values).to(completion_mask.device, torch.get_default_dtype())
     return on_tokens.masked_fill(~completion_mask.bool(), 0.0)
 
@@ -253,8 +254,8 @@ def with_closings(
         if has_closing and apart:
             row_rewards.append(None)
         elif has_closing:
-            # The last step ends where its closing does. A row without a step loses its closing.
-            del row_ends[len(row) - 1 : -1]
+            # The last step ends where its closing does. There is none without a step before it.
+            row_ends[len(row) - 1 :] = row_ends[-1:]
         rewards.append(row_rewards)
         ends.append(row_ends)
     return rewards, ends
@@ -281,7 +282,7 @@ def padded_groups(values: Ragged, num_generations: int, field: str = "step_rewar
 
 
 def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
-    """Credit each step with its rewards `(P, G, K)`; 0 once a row ended. `credit`: as for the baseline `to_go`."""
+    """Credit each step with its rewards `(P, G, K)`, by any of the three rules; 0 once a row ended."""
     step_credit = rewards.nan_to_num(nan=0.0)
     if credit == "immediate":
         return step_credit
@@ -291,7 +292,7 @@ def step_values(rewards: torch.Tensor, credit: str) -> torch.Tensor:
         lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # nothing scorable yet: m_0
         start = torch.zeros_like(lowest[..., :1])
         step_credit = lowest.diff(dim=2, prepend=start)
-    return _to_go(step_credit)
+    return _sum_from_here_on(step_credit)
 
 
 def _less_others(values: torch.Tensor) -> torch.Tensor:
@@ -327,17 +328,21 @@ def _state_means(
                     visits.setdefault(key, {}).setdefault(i, []).append(value)
         for i, keys in enumerate(group_keys):
             for k, key in enumerate(keys):
-                row_means = []
-                for j, row_values in visits.get(key, {}).items():
-                    if j != i:  # the row itself would make the baseline depend on its own tokens
-                        row_means.append(math.fsum(row_values) / len(row_values))
-                if row_means:
-                    # `fsum` rounds once: the result must not depend on the order in which rows arrive.
-                    means[p, i, k] = math.fsum(row_means) / len(row_means)
+                # Without the row itself, which would make the baseline depend on its own tokens.
+                of_others = [row_values for j, row_values in visits.get(key, {}).items() if j != i]
+                if not of_others:
+                    continue
+                # `fsum` rounds once: the result must not depend on the order in which rows arrive.
+                row_means = [math.fsum(row_values) / len(row_values) for row_values in of_others]
+                mean = math.fsum(row_means) / len(row_means)
+                value = group_values[i][k]
+                if all(set(row_values) == {value} for row_values in of_others):
+                    mean = value  # a mean of equal numbers may round to another one, a full step for Adam
+                means[p, i, k] = mean
     return means
 
 
-def _to_go(values: torch.Tensor) -> torch.Tensor:
+def _sum_from_here_on(values: torch.Tensor) -> torch.Tensor:
     """Sum over each step and all later ones `(P, G, K)`."""
     return values.flip(2).cumsum(dim=2).flip(2)
 
@@ -358,7 +363,7 @@ def _published_advantages(rewards: torch.Tensor, credit: str, baseline: str) -> 
     if credit == "return_to_go":
         # The papers subtract the baseline from each reward and then sum: once per step that the row still writes.
         # This is where their bias comes from.
-        return _to_go(advantages)
+        return _sum_from_here_on(advantages)
     return advantages
 
 

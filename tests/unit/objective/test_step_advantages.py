@@ -109,6 +109,15 @@ def test_an_unscorable_row_is_in_nobodys_mean_and_gets_nothing(baseline):
     assert got == step_advantages([rows[0], *rows[2:]], 3, baseline=baseline)
 
 
+@pytest.mark.parametrize("group_size", range(2, 12))
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1 / 3])
+def test_states_that_are_worth_the_same_in_all_rows_get_exactly_0(group_size, reward):
+    """The mean of equal numbers may round to another one, which Adam would turn into a full step."""
+    keys = [["start", "same"]] * group_size
+    advantages = step_advantages([[reward, 0.0]] * group_size, group_size, state_keys=keys)
+    assert advantages == [[0.0, 0.0]] * group_size
+
+
 def test_a_state_is_not_compared_with_an_unscorable_row():
     rows, keys = [[1.0], [8.0], [0.0]], [["a"], ["a"], ["b"]]
     got = step_advantages(rows, 3, state_keys=keys, unscorable=torch.tensor([False, True, False]))

@@ -167,7 +167,7 @@ def plan_window(
         one pack, and so are rows without one that run their prompt. Empty when no row is live.
 
     Raises:
-        `ValueError`: The rows cannot fit: a row is wider than the budget, or the slots are too few for them.
+        `ValueError`: The slots are too few for the rows. A row wider than the budget gets a micro-batch of its own.
 
     Example:
 

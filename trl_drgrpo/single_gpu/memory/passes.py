@@ -1,8 +1,9 @@
-"""The passes of a training step, run on a skeleton: training, scoring, generating. Each returns its peaks per segment,
-in bytes beyond weights, buffers and gradients.
+"""The passes of a training step, run on the meta device, where tensors have shapes and no values: training, scoring,
+generating. A ledger counts what is alive. Each pass returns its peaks per segment, in bytes beyond weights, buffers
+and gradients of earlier micro-batches.
 
-Segments (the forward, the head, the backward of the last layer and of the first) make peaks at one depth tell those at
-another: within a segment live bytes grow by the same amount per layer.
+Segments (the forward, the head, the backward of the last layer and of the first) are there so that the peaks of a
+shallow model extrapolate to a deep one: within a segment live bytes grow by the same amount per layer.
 """
 
 import inspect
@@ -45,7 +46,7 @@ LONG: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
 
 @contextmanager
 def _run(skeleton: Skeleton, *inputs: Tensor | None, keeps_casts: bool = True) -> Iterator[Ledger]:
-    """Count what is allocated in the block, beside the model, its gradients and the inputs."""
+    """Count what is allocated in the block, beside the model, gradients that it has already, and the inputs."""
     skeleton.precision.keeps_casts = keeps_casts
     present = [*inputs, *skeleton.model.buffers()]
     for parameter in skeleton.model.parameters():
@@ -290,7 +291,8 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         for tensor in _held(cache):
             ledger.enter(tensor)
         if group_cache is not None:
-            torch.empty_like(group_cache.groups[-1].keys)  # the old one, while the last layer grows
+            # Counted by the ledger: the old buffer lives while the new one of the last layer is filled.
+            torch.empty_like(group_cache.groups[-1].keys)
         logits = _step(model, torch.empty(rows, 1, **LONG), mask, cache).logits[:, -1]
         peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
         skeleton.precision.forget()
@@ -334,7 +336,7 @@ def _run_prompts(skeleton: Skeleton, setup: Setup, prompts: int, groups: bool) -
         skeleton.precision.forget()
         ledger.mark("copies")
         prefilled = next(iter(cache.values()), None)
-        if groups:  # by the first step, over a cache of each kind
+        if groups:  # the first step is run over a copy of the model's cache and over a group cache, and compared
             tested = [torch.empty_like(tensor) for tensor in _held(cache)]
             copied = _group_cache(prefilled, rows, setup.completion)
             del tested, copied
@@ -350,7 +352,8 @@ def _step(model: nn.Module, ids: Tensor, mask: Tensor | None, cache: Cache) -> A
 
 
 def _draw(logits: Tensor) -> None:
-    """Make the tensors that drawing a token makes of `(rows, vocabulary)` logits: six at once with float32 ones."""
+    """Make the tensors that drawing a token makes of `(rows, vocabulary)` logits: six are alive at once where the
+    logits are float32, too."""
     scores = logits.to(copy=True, dtype=torch.float32)
     probabilities = functional.softmax(scores, dim=-1)
     drawn = torch.empty_like(probabilities)

@@ -79,7 +79,7 @@ class Grid:
     def size(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    def without(self, rows: list[int]) -> "Grid":
+    def of_rows(self, rows: list[int]) -> "Grid":
         """Return the same grid with these rows of the batch alone."""
         prompts = [self.prompts[row] for row in rows]
         places = [self.places[row] for row in rows]
@@ -366,7 +366,7 @@ class GroupCache(Cache):
         """Go on with these rows of the batch, in this order."""
         for states in self.states:
             states.reorder_cache(rows)
-        self.grid = self.grid.without(rows.tolist())
+        self.grid = self.grid.of_rows(rows.tolist())
         if len(rows) > (1 - COMPACT_WHEN_EMPTY) * self.grid.size:
             for layer in self.groups:
                 layer.grid = self.grid
@@ -398,7 +398,8 @@ class Refused(Exception):
     """A model whose attention a group cache cannot serve. The message says why."""
 
 
-# What a model may raise over a cache that is not made for it. Too little memory is none of these.
+# What a model may raise over a cache that is not made for it. `OutOfMemoryError` is a RuntimeError: who catches these
+# raises it again first.
 NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
@@ -444,7 +445,8 @@ def group_attention(
     one product with its keys.
 
     Registered with transformers under [`NAME`]. A name without a mask function gets no mask: windows and padding are
-    the cache's. Whatever it does not know it refuses, and decoding goes on without it.
+    the cache's. It refuses the arguments below that would change scores, and decoding goes on without it. Any other
+    keyword is ignored, as transformers' own attention does: the first step is compared with the model's.
 
     Args:
         module: The layer that attends.

@@ -1,10 +1,10 @@
-"""Decoding steps that are recorded once and replayed: on a GPU, as a CUDA graph.
+"""Decoding steps that are recorded once as a CUDA graph, and replayed.
 
 A step of a small batch is thousands of kernels, each done before Python has launched the next one. Over a
 [`GroupCache`] of fixed shapes a step is the same kernels over the same memory every time, so they are recorded and
 launched at once. A new recording is made when buffers grow or rows leave. A model that waits for its GPU within a
-step (to count the tokens of an expert), or whose second step depends on more than tokens and positions, is not
-recorded: its steps run as before.
+step (to count the tokens of an expert), or whose replay differs from the step itself (it reads more than tokens and
+positions), is not recorded: its steps run as before.
 
 Running states are written in place, at fixed addresses. So a step that runs twice, to be recorded or compared, begins
 both times from the same states, and a model whose steps put them elsewhere is not recorded.
@@ -22,7 +22,9 @@ from trl_drgrpo.features.fast_path.decoding.group_cache import GroupCache, Group
 
 Step = Callable[[], torch.Tensor]
 
-AGREEMENT = 1e-2  # of running states after a replay and after the step itself, the same kernels over the same shapes
+# Largest relative difference between running states after a replay and after the step itself: the same kernels over
+# the same shapes.
+AGREEMENT = 1e-2
 
 
 class FixedStep:

@@ -165,7 +165,7 @@ class Sandbox:
 
     Args:
         kind (`str`, *optional*, defaults to `"bwrap"`): `"bwrap"`: bubblewrap. `"none"`: a plain subprocess with
-            resource limits, which is **no sandbox** (see the module); a warning says so.
+            resource limits, which is **no sandbox**: files and network are open to the code. A warning says so.
         python (`str`, *optional*): Interpreter for the code. Defaults to the one that this environment was made from,
             so that only the standard library is there; for more packages, make an environment of its own
             (`python -m venv`) and name its `bin/python`. Its files can be read by the code.
