@@ -18,7 +18,7 @@ NEWEST_PIP = $(NEWEST_VENV)/bin/python -m pip install --quiet --upgrade $(PIP_AR
 VLLM_VENV ?= .venv-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(PIP_ARGS)
 
-.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu gpu-learning rival bench-launches bench-overhead dist lint format clean
+.PHONY: setup demo smollm2 check test test-programs test-smollm2 test-trackers test-slow costly test-oldest newest test-newest vllm test-vllm notebooks docs docs-serve bench bench-steps families gpu gpu-learning rival bench-launches bench-overhead dist lint format clean
 
 setup: $(VENV)/.dev
 
@@ -61,9 +61,9 @@ WORKERS ?= 2
 PYTEST = $(OFFLINE) $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) -m "not slow and not gpu and not smollm2"
+	$(PYTEST) -m "not slow and not costly and not gpu and not smollm2"
 
-# Those of `make test` that it skips where bubblewrap, chromium and chromedriver are not installed.
+# Those that `make test` skips where bubblewrap, chromium and chromedriver are not installed.
 test-programs: $(VENV)/.dev
 	$(PYTEST) -m "needs_program and not slow and not gpu"
 
@@ -79,10 +79,15 @@ $(VENV)/.trackers: $(VENV)/.dev
 test-trackers: $(VENV)/.trackers
 	$(OFFLINE) $(VENV)/bin/python -m pytest tests/trainer/test_trackers.py
 
+# Which tests `make test` leaves out: those over half a second of CPU time, measured here in one process (13 minutes).
+costly: $(VENV)/.dev build/foreign_stacks/.done
+	PYTHONPATH=tests/support $(OFFLINE) $(VENV)/bin/python -m pytest -p cpu_seconds -m "not slow and not gpu and not smollm2"
+
 # Properties are tested here with more examples than in `make test`. Files come in their order, those with the longest
 # tests first: by the number of their tests these would be last, and one process would wait for the other.
 test-slow: $(VENV)/.dev build/foreign_stacks/.done
-	$(PYTEST) --no-loadscope-reorder -m "(slow or hypothesis) and not gpu and not smollm2" --hypothesis-profile thorough
+	$(PYTEST) --no-loadscope-reorder -m "(slow or costly or hypothesis) and not gpu and not smollm2" \
+		--hypothesis-profile thorough
 
 # The trainer's tests on the oldest supported libraries, which are also those that vLLM takes, in an environment of their
 # own. vLLM itself is not installed: its place is taken by tests/support/vllm_stub.py.

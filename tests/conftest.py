@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+COSTLY = Path(__file__).with_name("costly.txt")
+
 # Machines are noisy, so no deadlines; and what CI judges is the change, so the same examples every time.
 settings.register_profile(
     "quick",
@@ -40,6 +42,15 @@ def kept_from_run_to_run():
 
     kept.imports_are_not_collected()
     kept.metadata_is_read_once()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what `make test` leaves out: `make costly` has measured it."""
+    costly = set(COSTLY.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in costly:
+            item.add_marker(pytest.mark.costly)
 
 
 def pytest_runtest_setup(item):
