@@ -241,9 +241,12 @@ class DrGRPOTrainer(HostTrainer):
         )
         # TRL has appended the rewards of environments to those that were passed. These take their places: with
         # on_reward_error="unscorable", an environment that fails costs its row and not the run.
-        for i, outcome_reward in enumerate(reversed(self.turns.outcome_rewards), start=1):
-            self.reward_funcs[-i] = checked_reward(outcome_reward, name=self.reward_func_names[-i])
-        if not self.in_lockstep:  # there, a process may hold a part of the model and of each gradient only
+        first = len(self.reward_funcs) - len(self.turns.outcome_rewards)
+        for i, outcome_reward in enumerate(self.turns.outcome_rewards, start=first):
+            self.reward_funcs[i] = checked_reward(outcome_reward, name=self.reward_func_names[i])
+        if (
+            not self.in_lockstep
+        ):  # with FSDP or DeepSpeed a process may hold a part of the model and of each gradient only
             self.features = [*self.features, self.movement_watch]
             memory_watch = built("memory_watch", run.arguments)
             if memory_watch is not None:
@@ -282,6 +285,7 @@ class DrGRPOTrainer(HostTrainer):
         self.forks = built("forks", run.arguments, self, run.segmenter)
         self.router_balance = built("router_balance", run.arguments, self)
         self.turns = run.turns
+        # Read once, here: a later assignment to one of these arguments is refused.
         self.takes = [name for option in OPTIONS.values() for name in option.takes]
         # The guard is the first: it refuses before anything is written or deleted.
         core = [DivergenceGuard(self, self.resume), self.resume, self.diagnostics, self.fast_path]
@@ -338,19 +342,19 @@ class DrGRPOTrainer(HostTrainer):
                     running.enter_context(feature.around_train())
                 return super().train(checkpoint, *args, **kwargs)
         except (RewardError, DivergedError) as error:
-            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
+            raise error.with_traceback(None) from error.__cause__  # without the loop's dozens of frames
         finally:
             self.is_in_train = False  # which transformers leaves as it is after an error
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as in TRL. In training, an evaluation without `metric_for_best_model` is an `InputError`. Of
-        several evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
+        """Evaluate as in TRL. In training, metrics without the one that `metric_for_best_model` names are an
+        `InputError`. Of several evaluation sets each has all its metrics under its name: `eval_<name>_reward`."""
         if not self.is_in_train:
             self.refuse_lost_assignments()
         try:
             metrics = super().evaluate(*args, **kwargs)
         except (RewardError, DivergedError) as error:
-            raise error.with_traceback(None) from error.__cause__  # dozens of frames of the loop
+            raise error.with_traceback(None) from error.__cause__  # without the loop's dozens of frames
         prefix = kwargs.get("metric_key_prefix", "eval")
         if prefix.startswith(PREFIX):
             metrics = metrics_by_set(metrics, prefix)
