@@ -45,7 +45,8 @@ class Row:
         live (`bool`): True if the row must be run; rows without advantage need not.
         completion (`tuple[int, ...]`, *optional*): The completion's tokens. Without them, the row is taken to share
             nothing but its prompt.
-        runs_last (`bool`): True if the last token runs, too, and a row without a completion runs its prompt.
+        runs_last (`bool`): True if the last token runs, too, and a row without a completion runs its prompt: for
+            losses over whole rows, such as the balance of a router.
     """
 
     prompt: Hashable
@@ -96,10 +97,11 @@ class Costs:
         multiple (`int`, *optional*, defaults to `1`): Widths are padded to a multiple of this.
         apart (`bool`, *optional*, defaults to `False`): True if branches attend apart (`tree_mask.py`), so that a pack
             costs fewer pairs than its width squared.
-        chunk (`int`, *optional*, defaults to `0`): Where completions start from the states of their prompt
-            (`branches.py`), so that each is a row of its own: the tokens that states go through at once.
         free_width (`int`, *optional*, defaults to `0`): Packs up to this width may hold more query-key pairs than
             stock TRL's micro-batches. 0 unless the mask is all that attention stores per pair.
+        chunk (`int`, *optional*, defaults to `0`): Where completions start from the states of their prompt
+            (`branches.py`), so that each is a row of its own: the tokens that states go through at once. Read by
+            `branch_planner.py`.
     """
 
     pair: float = 0.0
@@ -120,7 +122,7 @@ class Costs:
 
 
 def pack_length(rows: Sequence[Row], pack: Pack) -> int:
-    """Count the tokens of a pack: the prompt, then each completion without its last token; shared prefixes once.
+    """Count the tokens of a pack that run: the prompt, then those of each completion; shared prefixes once.
 
     Example:
 
@@ -283,7 +285,7 @@ def _cheapest_cut(
                 pairs += (new_tokens + KEY_COST) * (prompt_length + row.unshared_length)
             width = costs.width(length)
             if width > widest and not is_alone:
-                continue  # the pack gets no narrower, but the prefixes of the rows before it must hear of this `end`
+                continue  # the pack gets no narrower, but `prefix` of the rows before it is still to be updated
             if not costs.apart:
                 cost = width + costs.pair * width**2
             else:
@@ -344,6 +346,7 @@ def _cheapest_ends(
     """
 
     def cost(ends: list[int], forward: float = 0.0) -> float:
+        # The first of the ends, 0, is counted as a forward as well: the same constant in every cut.
         return float(np.diff(ends) @ prices[ends[:-1]]) + forward * len(ends)
 
     many = _priced_ends(prices, fits, forward)
@@ -360,7 +363,9 @@ def _cheapest_ends(
         ends = _priced_ends(prices, fits, price)
         # Equal costs are summed in another order, so they differ by rounding. Without the margin the loop may not end.
         if cost(ends, price) > (1 - 1e-12) * cost(few, price):
-            # Nothing is cheaper at this price, so any mixture is as good: `many` up to a common place, then `few`.
+            # Nothing is cheaper at this price, so a mixture is as good: `many` up to some place, then `few`, in as many
+            # micro-batches as there are slots. `turn` is the first place where that end of `many`, counted from the
+            # `missing` ones ahead, does not lie behind that of `few`.
             missing = slots + 1 - len(few)
             turn = next(i for i in range(len(few)) if many[i + missing + 1] <= few[i + 1])
             return many[: turn + missing + 1] + few[turn + 1 :]

@@ -23,7 +23,7 @@ def cut_into_blocks(ends: Sequence[int]) -> list[range]:
     """Cut a pack into its stem and branches, or into one block where that costs less.
 
     Args:
-        ends (`Sequence[int]`): For each place, the end of the tokens that follow it, on any branch.
+        ends (`Sequence[int]`): For each token, in depth-first order, the exclusive end of its descendants.
 
     Example:
 
@@ -97,7 +97,7 @@ class TreeMask(torch.Tensor):
         tree.blocks = []
         for pack_mask, pack_ends in zip(mask, ends, strict=True):
             stem, *branches = cut_into_blocks(pack_ends)
-            # A stem with branches behind it is a chain. A pack in one block is one if every token follows each other.
+            # Attention is causal in a stem with branches behind it, and in a pack of one block in which nothing forks.
             is_chain = bool(branches) or min(pack_ends) == len(pack_ends)
             stem_mask = None
             if is_windowed or not is_chain:

@@ -1,8 +1,8 @@
 """Reads a completion token by token: what each token adds to the text, and whether a step may end behind it.
 
 Both are decided on the bytes of the tokens read so far, so what the model writes next changes neither. A step may end
-behind a token unless the token breaks off inside a character. Bytes that are no character become U+FFFD, each run of
-them on its own, and the text around them stays.
+behind a token unless the token breaks off inside a character. Bytes that are no character become U+FFFD, as Python's
+`errors="replace"` makes them, and the text around them stays.
 
 The bytes of a token are found once per vocabulary entry: the byte that `<0x0A>` stands for, those that GPT-2's table
 gives for the token, else its text as decoded behind another token (and as decoded first: there a space may be
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-CONTEXT = 8  # tokens after which a window is no character that is still incomplete: that has at most four bytes
+CONTEXT = 8  # tokens after which U+FFFD is final: a character has at most four bytes
 
 # GPT-2's table, which byte-level tokens are spelled in: printable bytes are themselves, the others move up from 256.
 # Byte 10, a line break, is the eleventh of these: chr(256 + 10), "Ċ".

@@ -1,9 +1,9 @@
 """Keys and values of completions that share prompts: a prompt's once, a completion's in a buffer that grows in blocks.
 
 The cache takes over from a `DynamicCache` in which each prompt has been run once. Completions sit in a grid of P
-prompts and W places, as many as the prompt with most completions needs. A row that ends leaves by its index alone;
-when a quarter of the grid is empty, the others move together. Layers of running states stay transformers' own beside
-them, with a state for each row.
+prompts and W places, as many as the prompt with most completions needs. A row that ends is dropped from the index, and
+nothing is copied; when a quarter of the grid is empty, the others move together. Layers of running states stay
+transformers' own beside them, with a state for each row.
 
 `n` rows in the batch, `H` key-value heads of width `D`, `L` columns of the prompts, `T` tokens written since.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trl_drgrpo.features.fast_path.decoding.replay import FixedStep
 
 LAYER = "trl_drgrpo_layer"  # the attribute by which attention finds the layer of a key
-COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies once what a step reads
+COMPACT_WHEN_EMPTY = 1 / 4  # moving the others copies about as much as one step reads
 BLOCK = 64  # columns that a buffer grows by at least
 
 
@@ -122,7 +122,7 @@ class Visible:
         prompt_keys (`(P * H, D, l)`), prompt_values (`(P * H, l, D)`): Of the prompts, `l <= L` columns.
         own_keys, own_values (`(P * H * W, t, D)`): Of the completions, `t <= T`.
         bias (`(P or 1, 1, l or l + t)`, *optional*): What is added to scores, from the first column on: minus infinity
-            at padding, and where a step has fixed shapes in columns that no row sees.
+            at padding. In steps of fixed shapes also at columns that are not written yet, or out of the window.
     """
 
     prompt_keys: torch.Tensor
@@ -221,7 +221,8 @@ class GroupLayer(CacheLayerMixin):
 
     def seen(self, tokens: int) -> tuple[slice, slice]:
         """Return the columns of the prompts, and of the buffers, that a row's last token sees when it has written so
-        many."""
+        many. With a window of 4, behind a prompt of 5 tokens, the second token sees the columns 3 and 4 and both own
+        ones."""
         first = 0  # column that a window begins with, in the prompt or behind it
         if self.window:
             first = max(0, self.length + tokens - self.window)
@@ -493,7 +494,7 @@ def _attended(
     by_prompt = query.view(prompts * layer.heads, width * repeated, -1)
     by_row = query.view(-1, repeated, query.size(-1))
     scores = _scores(by_prompt, by_row, visible, scaling)  # (P * H * W, repeated, l + t)
-    # Each in this order: models cap their scores before a mask hides some, and sinks are neither capped nor hidden.
+    # The order matters: models cap their scores before a mask hides some, and sinks are neither capped nor hidden.
     if softcap is not None or sinks is not None:
         scores = scores.float()
     if softcap is not None:
