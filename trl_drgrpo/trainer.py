@@ -244,9 +244,8 @@ class DrGRPOTrainer(HostTrainer):
         first = len(self.reward_funcs) - len(self.turns.outcome_rewards)
         for i, outcome_reward in enumerate(self.turns.outcome_rewards, start=first):
             self.reward_funcs[i] = checked_reward(outcome_reward, name=self.reward_func_names[i])
-        if (
-            not self.in_lockstep
-        ):  # with FSDP or DeepSpeed a process may hold a part of the model and of each gradient only
+        # With FSDP or DeepSpeed a process may hold a part of the model and of each gradient only.
+        if not self.in_lockstep:
             self.features = [*self.features, self.movement_watch]
             memory_watch = built("memory_watch", run.arguments)
             if memory_watch is not None:

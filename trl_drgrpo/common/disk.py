@@ -76,7 +76,7 @@ def _file_of(error: BaseException, folder: Path) -> str:
         return str(error.filename)
     if isinstance(error, SafetensorError):  # it takes the unfinished file away
         return f"the weights in {folder}"
-    # torch's writer leaves it, and it is the newest.
+    # torch's writer leaves the unfinished file, which is the newest.
     files = [path for path in folder.rglob("*") if path.is_file()]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns, default=folder))
 
@@ -281,7 +281,6 @@ def on_sigterm(handle: Callable[[], None]) -> Iterator[None]:
 
     A handler of the user's own stays, only the main thread sets one, and a process that is forked inside has none.
     """
-    # Python lets the main thread alone set handlers.
     before = signal.getsignal(signal.SIGTERM)
     is_ours = before is signal.SIG_DFL or isinstance(before, _Handler)
     if not is_ours or threading.current_thread() is not threading.main_thread():

@@ -60,7 +60,7 @@ class Range:
         highest = math.inf if self.highest is None else self.highest
         if (self.above and number == lowest) or (self.below and number == highest):
             return False
-        return lowest <= number <= highest
+        return bool(lowest <= number <= highest)
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a finite number"

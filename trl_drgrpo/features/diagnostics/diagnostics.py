@@ -405,7 +405,7 @@ class Diagnostics(DescribingFeature):
         self._epoch_began_at = state.global_step
 
     def on_epoch_end(self, args, state, control, **kwargs) -> None:
-        # Only a stream can end in the middle of a run. A stored data set is read again by design.
+        # That a stored data set is read again is by design. That a stream has run out may surprise.
         is_stream = not hasattr(self.trainer.train_dataset, "__len__")
         is_short = state.global_step < state.max_steps
         if not (is_stream and is_short and state.is_world_process_zero):
@@ -454,10 +454,10 @@ class Diagnostics(DescribingFeature):
     def _look_at(self, batch: CreditedBatch) -> _RankView:
         trainer = self.trainer
         # `max_steps` is 0 in an evaluation without training, which has no run log.
-        recorded = []
+        recorded: set[int] = set()  # asked for every row
         if trainer.args.run_log and trainer.state.max_steps > 0:
             groups = len(batch.rewards) // batch.num_generations
-            recorded = recorded_groups(groups, trainer.args.record_groups)
+            recorded.update(recorded_groups(groups, trainer.args.record_groups))
         snapshot = BatchSnapshot(batch, batch.own_rows.start, trainer.stop_token_ids, recorded)
         rule = self.correctness_rule
         correct = rule.judge(snapshot.per_func[rule.index]) if rule else None

@@ -80,7 +80,7 @@ class MovementWatch(DescribingFeature):
         highest_rate = max(float(group["lr"]) for group in optimizer.param_groups)
         if highest_rate <= 0 or state.global_step < args.get_warmup_steps(state.max_steps):
             return
-        # A step over dead groups alone has gradients of 0. It moves nothing, and proves nothing.
+        # A step over dead groups alone has gradients of 0, and proves nothing.
         had_signal = False
         for sample in self._samples:
             if sample.parameter.grad is not None:

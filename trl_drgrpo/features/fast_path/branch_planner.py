@@ -193,8 +193,8 @@ def _with_shared_prompts(
                 packs.append(tuple(longest_first[part.start : part.stop]))
         packs.sort(key=lambda pack: (-rows[pack[0]].unshared_length, -rows[pack[0]].prompt_length, *pack))
         extents = [extent_of(rows, [pack], costs) for pack in packs]
-        # A price on each micro-batch is raised until they are few enough. Above this bound, one micro-batch costs more
-        # than all the work that its cuts could save, so they cannot get fewer.
+        # A price on each micro-batch is raised until they are few enough. At about this bound, one micro-batch costs
+        # more than all the tokens that its cuts could save.
         forward = max(costs.forward, 1.0)
         while forward < 4 * len(packs) * budget.tokens:
             parts = _cheapest_parts(extents, _of_other_prompts, budget, replace(costs, forward=forward))

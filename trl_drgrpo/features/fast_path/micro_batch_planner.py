@@ -363,9 +363,9 @@ def _cheapest_ends(
         ends = _priced_ends(prices, fits, price)
         # Equal costs are summed in another order, so they differ by rounding. Without the margin the loop may not end.
         if cost(ends, price) > (1 - 1e-12) * cost(few, price):
-            # Nothing is cheaper at this price, so a mixture is as good: `many` up to some place, then `few`, in as many
-            # micro-batches as there are slots. `turn` is the first place where that end of `many`, counted from the
-            # `missing` ones ahead, does not lie behind that of `few`.
+            # Nothing is cheaper at this price, so a mixture is as good: `many` up to some place, then `few`, in as
+            # many micro-batches as there are slots. `turn` is the first place where that end of `many`, counted from
+            # the `missing` ones ahead, does not lie behind that of `few`.
             missing = slots + 1 - len(few)
             turn = next(i for i in range(len(few)) if many[i + missing + 1] <= few[i + 1])
             return many[: turn + missing + 1] + few[turn + 1 :]

@@ -131,7 +131,7 @@ def model_facts(trainer: "TrainerProtocol") -> dict[str, Any]:
     config = model.config
     is_adapted = hasattr(model, "peft_config")
     base = {}
-    reference_adapter = {}  # TRL copies an adapter that goes on under the name `ref`
+    reference_adapter = {}  # the copy of an adapter that goes on has TRL's name, `ref`
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             weights = reference_adapter if ".ref." in name else base

@@ -279,6 +279,7 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         mask = None
         prefilled = next(iter(cache.values()))
         group_cache = _group_cache(prefilled, rows, setup.completion, setup.completion - 1, skeleton.precision.dtype)
+        del prefilled  # a group cache has taken its place
         cache = dict.fromkeys(cache, group_cache)
     else:
         written = setup.width - 1
@@ -293,7 +294,8 @@ def _generate(skeleton: Skeleton, setup: Setup, once: bool, groups: bool) -> Pea
         if group_cache is not None:
             # Counted by the ledger: the old buffer lives while the new one of the last layer is filled.
             torch.empty_like(group_cache.groups[-1].keys)
-        logits = _step(model, torch.empty(rows, 1, **LONG), mask, cache).logits[:, -1]
+        ids = torch.empty(rows, 1, **LONG)  # alive while a token is drawn
+        logits = _step(model, ids, mask, cache).logits[:, -1]
         peaks["cache"] = sum(tensor.nbytes for tensor in _held(cache))
         skeleton.precision.forget()
         ledger.mark("sampling")

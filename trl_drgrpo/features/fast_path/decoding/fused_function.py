@@ -55,7 +55,7 @@ class FusedFunction:
             # The first tensor is the output. A state in float32 is as precise as what it is computed from.
             tolerance = AGREEMENT.get(expected_tensors[0].dtype, AGREEMENT_BELOW)
             for values, expected_values in zip(fused_tensors, expected_tensors, strict=True):
-                self.agrees &= _is_close(values, expected_values, tolerance)
+                self.agrees = self.agrees and _is_close(values, expected_values, tolerance)
         return expected
 
 

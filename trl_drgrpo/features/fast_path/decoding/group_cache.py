@@ -399,8 +399,8 @@ class Refused(Exception):
     """A model whose attention a group cache cannot serve. The message says why."""
 
 
-# What a model may raise over a cache that is not made for it. `OutOfMemoryError` is a RuntimeError: who catches these
-# raises it again first.
+# What a model may raise over a cache that is not made for it. `OutOfMemoryError` is a RuntimeError: decoding
+# raises it again before it catches these.
 NOT_SERVED = (Refused, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
