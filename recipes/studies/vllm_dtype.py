@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "different_prompts": CHAT_SETTINGS["different_prompts"],
     "held_out": CHAT_SETTINGS["held_out"],
     "answers": CHAT_SETTINGS["answers"],
-    "tasks": {TASK: CHAT_SETTINGS["tasks"][TASK]},
+    "tasks": {TASK: {"longest": CHAT_SETTINGS["tasks"][TASK]["longest"]}},
 }
 QUICK = {"steps": 1, "num_generations": 2, "different_prompts": 4, "held_out": 2, "answers": 1}
 

@@ -168,9 +168,9 @@ def _trees(policy: SmallPolicy, rule: Rule, branches: int, depth: int) -> Iterat
         # Rows that a branch may become, with their chances.
         siblings = {}
         for i, candidate in enumerate(policy.rows):
-            # Nowhere to cut: branches are the same text, though perhaps not all of them scorable.
-            is_sibling = candidate.text == text
-            if cut is not None:
+            if cut is None:  # nowhere: branches are the same text, though perhaps not all of them scorable
+                is_sibling = candidate.text == text
+            else:
                 is_sibling = str(candidate.text).startswith(text[:cut])
             if is_sibling:
                 siblings[i] = chances[i]

@@ -141,7 +141,7 @@ def check_prompts(dataset: "Dataset | IterableDataset", source: str) -> list[str
         likely = [column for column in _LIKELY_PROMPTS if column in columns]
         near = likely or get_close_matches("prompt", columns, n=1, cutoff=0.6)
         column = "<column>"
-        remedy = "Rename the one that holds the prompts it"
+        remedy = "Rename the one that holds the prompts"
         if near:
             column = near[0]
             remedy = f"{column!r} looks like it: rename it"

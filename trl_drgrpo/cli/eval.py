@@ -329,7 +329,7 @@ def _answers(samples: dict[str, list[Row]], task: _Task, prompts: int) -> list[s
     places = [place for place, row in enumerate(some_rows) if row[KIND]["row"] == 0]
     lines = []
     for place in places[:prompts]:
-        lines += ["", end_on_one_line(prompt_text(some_rows[place]["prompt"]), 100)]
+        lines += ["", end_on_one_line(prompt_text(some_rows[place]["prompt"]), 200)]
         for name, rows in samples.items():
             answer = one_line(completion_text(rows[place]["completion"]), 100)
             lines.append(f"  {name:{width}}  {signs[verdicts[name][place]]} {answer}")

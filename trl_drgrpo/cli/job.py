@@ -164,8 +164,9 @@ def prepare(values: dict[str, Any]) -> Job:
     from trl_drgrpo.single_gpu.peft_adapters import adapt_language_model_only
 
     with _refusals(vars(model), "ModelConfig"):
+        quantization_config = get_quantization_config(model)
         peft_config = get_peft_config(model)
-        inputs |= {"quantization_config": get_quantization_config(model), "peft_config": peft_config}
+        inputs |= {"quantization_config": quantization_config, "peft_config": peft_config}
     # The preset adapts all linear layers, which in a model with several parts means those of the language model.
     if "lora_target_modules" in preset and peft_config is not None:
         adapt_language_model_only(peft_config)
@@ -314,8 +315,8 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if not logged or _is_zero_by_definition(key, trainer.state.log_history):
             continue
         if key.startswith("eval_") and len(logged) == 1:
-            # Neither the first nor the last of anything: before training it says nothing of the trained model.
-            step = next(entry["step"] for entry in trainer.state.log_history if key in entry)
+            # As both first and last it would read as no change. It may come before training, or after it.
+            step = next(entry["step"] for entry in trainer.state.log_history if logged_values(key, [entry]))
             result[f"{name}_at_step_{step}"] = round(logged[0], 4)
         else:
             result |= {f"{name}_first": round(logged[0], 4), f"{name}_last": round(logged[-1], 4)}

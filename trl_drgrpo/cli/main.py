@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, UpstreamError) as error:
         console.report_error(error, args)
         return 2
-    # The input is valid.
+    # The input is valid, so the code is 1 and not 2.
     except (PushError, DiskFullError, DivergedError) as error:
         console.report_error(error)
         return 1

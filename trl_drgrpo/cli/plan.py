@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print; 1 when nothing fits."""
-    # The device and its memory. A card that is named knows its own.
+    # A card that is named knows its memory.
     device = args.device.lower()
     card = memory = None
     if device not in ("cuda", "cpu"):
@@ -138,7 +138,6 @@ def run(args: argparse.Namespace) -> int:
     margin = parse_margin(args.margin, memory)
     longest = whole(1, optional=True, remedy="Set the longest prompt's length.")
     refuse_outside("--max_prompt_length", args.max_prompt_length, longest)
-    # The run: model, preset and settings.
     values = read_given(args)
     name = args.model or values.get("model_name_or_path")
     if not name:
@@ -233,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{readable(missing)} more. They are for prompts of {prompts}."
             )
         _print_tables(name, estimate, host, verdict)
-        # The fragment, for a recipe. Settings that do not fit are comments in it.
+        # Settings that do not fit are comments in the fragment.
         text = (
             f"# {name} on {room}: planned peak {readable(estimate.total)}, prompts up to {prompts}. "
             "An estimate, not a measurement.\n"

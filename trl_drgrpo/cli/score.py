@@ -227,7 +227,7 @@ def _scored_part(
     step_rewards: dict[str, Any],
 ) -> _Part:
     """Score the completions of one model."""
-    # Columns that rewards read.
+    # Without the columns of TRL's table; with those that rewards read.
     rows, logged = _split_logged(rows, list(rewards))
     if args.tokenizer is not None:
         from trl_drgrpo.process_rewards.loading import load_tokenizer

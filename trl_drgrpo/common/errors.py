@@ -111,6 +111,10 @@ class RewardError(InputError):
     """
 
 
+class InvalidRewardsError(RewardError):
+    """What a reward function returned is no list of rewards; nothing was raised."""
+
+
 class UnscorableError(ValueError):
     """A row that cannot be judged, whatever was written: its reward is `None`. The message says all: no traceback."""
 

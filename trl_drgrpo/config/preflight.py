@@ -363,13 +363,11 @@ def _check_columns(funcs: Sequence["RewardSource | StepRewardFunction"], columns
 
 def _check_golds(funcs: Sequence["RewardSource | StepRewardFunction"], field: str, dataset: "Data") -> None:
     """Check the values of the columns that reward functions require."""
-    readers_of = {}
+    readers_of: dict[str, dict[str, None]] = {}  # names in their order, once each: two functions may have one
     for func in funcs:
         if callable(func):
-            name = reward_name(func)
             for column in gold_columns(func, dataset.column_names or []):
-                # A dictionary, as two functions may have one name.
-                readers_of.setdefault(column, {})[name] = func
+                readers_of.setdefault(column, {})[reward_name(func)] = None
     # Each column is read once, whatever the number of its readers.
     values_of = column_values(dataset, list(readers_of))
     for func in funcs:

@@ -354,7 +354,7 @@ class PRMScorer:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            # Four frames up is the caller of the scorer.
+            # The fourth frame, counting this one, is that of the caller of the scorer.
             warnings.warn(f"{message} Shown once.", UserWarning, stacklevel=4)
 
     def _scores(self, rows: Sequence[ScoringInput]) -> "RaggedRewards":
@@ -378,12 +378,12 @@ class PRMScorer:
         from torch.nn.utils.rnn import pad_sequence
 
         device = model.device
-        tokens = [torch.tensor(row.input_ids, device=device) for row in rows]
+        tokens = [torch.tensor(row.input_ids) for row in rows]
         masks = list(map(torch.ones_like, tokens))
-        options: dict[str, Any] = {
-            "input_ids": pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0),
-            "attention_mask": pad_sequence(masks, batch_first=True),  # (B, S)
-        }
+        # Padded on the host, so that two tensors travel and not two for each row.
+        input_ids = pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0)
+        attention_mask = pad_sequence(masks, batch_first=True)
+        options: dict[str, Any] = {"input_ids": input_ids.to(device), "attention_mask": attention_mask.to(device)}
         base = getattr(model, "get_base_model", lambda: model)()  # behind adapters, whose forward takes anything
         parameters = inspect.signature(base.forward).parameters
         if "use_cache" in parameters:

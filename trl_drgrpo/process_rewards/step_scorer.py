@@ -288,7 +288,7 @@ class StepScorer:
         for key in batch.inputs[0]:
             if key not in ("prompt", "completion", "completion_ids"):
                 dataset[key] = [example[key] for example in batch.inputs]
-        if batch.environments is not None:
+        if batch.environments is not None:  # a column of that name gives way, as it does in TRL's calls of rewards
             dataset["environments"] = batch.environments
         completion_ids = list(map(list, batch.completion_ids))
         masks: list[Any] = [None] * len(completion_ids)

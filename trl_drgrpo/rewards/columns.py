@@ -19,7 +19,7 @@ from typing import Any
 from trl_drgrpo.common.errors import InputError, require_package
 from trl_drgrpo.common.rows import ColumnValues
 
-Keywords = dict[str, Any]  # of one call of a reward function: columns by name, and TRL's own
+Keywords = dict[str, Any]  # values by column or keyword, of a call of a reward function or of one row
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

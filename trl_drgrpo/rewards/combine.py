@@ -314,7 +314,7 @@ async def _gated(reward: Composed, kwargs: Keywords, else_value: float | None, a
 async def _clipped(reward: Composed, kwargs: Keywords, low: float, high: float) -> Rewards:
     [rewards] = await reward.scored(kwargs, *reward.reward_funcs)
     within: Rewards = []
-    is_beyond: Rewards = []
+    is_beyond: list[float | None] = []
     for value in rewards:
         bounded = None if value is None else min(max(value, low), high)
         within.append(bounded)

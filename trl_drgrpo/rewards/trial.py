@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, RewardError, told
+from trl_drgrpo.common.errors import InputError, InvalidRewardsError, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, users_own
 from trl_drgrpo.rewards.contract import Rewards, awaited, form_note, reward_name, unheard, validate_rewards
 from trl_drgrpo.rewards.isolation.isolated import IsolatedReward
@@ -36,7 +36,7 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
     Raises:
         [`InputError`]: A function that fails in the form of this prompt, and not in the other one. One that fails in
             both, or gives messages one value and texts several, is a warning.
-        [`RewardError`]: A function that returns no rewards in either form: strings, one number, too few.
+        [`InvalidRewardsError`]: A function that returns no rewards in either form: strings, one number, too few.
     """
     for reward_func in reward_funcs:
         if users_own(reward_func):  # those of this package read both forms
@@ -60,8 +60,8 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
         if len(set(other_rewards)) > 1 and has_messages:
             logger.warning("reward %s gives different messages one value, and their texts several. %s", name, note)
         return
-    # One with a cause stands for an exception of the function. One without tells of a result that no run accepts.
-    if isinstance(error, RewardError) and error.__cause__ is None and isinstance(other_error, RewardError):
+    # It has returned, in both forms, what no run can train on.
+    if isinstance(error, InvalidRewardsError) and isinstance(other_error, InvalidRewardsError):
         raise error
     if other_error is not None:  # perhaps it needs a column that only a run has: no reason to refuse it
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error).rstrip("."))

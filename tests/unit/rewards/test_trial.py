@@ -105,6 +105,16 @@ def test_a_result_that_no_run_accepts_is_an_error(result, row):
             try_rewards([reward_func], row)
 
 
+def test_an_error_that_a_function_raises_by_itself_is_a_warning(caplog):
+    """The server of a judge may not be up yet when a dry run calls it."""
+
+    def judged(completions, **kwargs):
+        raise RewardError("judge", "no answer", "a reply", "Start the server.")
+
+    try_rewards([judged], OF_TEXT)
+    assert "reward judged fails on a sample completion: RewardError: judge: got no answer" in caplog.text
+
+
 # During a run.
 
 

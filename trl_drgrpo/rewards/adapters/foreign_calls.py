@@ -229,7 +229,8 @@ async def _each(
     for row in convention.rows(kwargs, reward.__name__):
         for part, function in enumerate(functions):
             calls.append((part, *convention.call(function, row)))
-    # Calls of asynchronous functions run at once and here, with `wait_for` as their limit; other calls in workers.
+    # Calls of asynchronous functions run at once and here, with `wait_for` as their limit. Other calls with limits run
+    # in workers.
     if isinstance(reward, AsyncComposed):
         coroutines = [_outcome(reward, convention.read, limits, *call) for call in calls]
         outcomes = await reward.together(coroutines)

@@ -198,7 +198,7 @@ def _encode(value: object) -> str:
 def _decode(text: str) -> Any:
     """The inverse of `_encode`: for a column `entry`, a dict with `task`, `config` and `entry`."""
 
-    def unmarked(mapping: Entry) -> Any:
+    def unmarked(mapping: dict[str, Any]) -> Any:
         return tuple(mapping["()"]) if mapping.keys() == {"()"} else mapping
 
     return json.loads(text, object_hook=unmarked)

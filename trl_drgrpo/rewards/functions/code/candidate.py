@@ -43,7 +43,7 @@ def run_script():
             break
         source += chunk
     prelude.install()
-    # A module of its own by that name: `if __name__ == "__main__":` holds, and nothing of ours is in reach by name.
+    # A module of its own by that name: `if __name__ == "__main__":` holds, and no name of ours is among its globals.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(source, "<completion>", "exec"), main.__dict__)
 

@@ -387,7 +387,8 @@ def _walls(python: str, tmp: Sequence[str]) -> list[str]:
         options += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     for name, value in ENVIRONMENT.items():
         options += ["--setenv", name, value]
-    # Only what an interpreter needs is there: no /proc, no /home, of /etc one file, of /dev four devices.
+    # Only what an interpreter needs is there: no /proc, of /home an interpreter's own files at most, of /etc one file,
+    # of /dev four devices.
     shown = (*_SYSTEM_LIBRARIES, *_interpreter_files(python))
     devices = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
     options += tmp

@@ -86,8 +86,10 @@ def is_near(number, due, tolerance):
     """
     if not isinstance(number, int):
         number = float(number)
+    if tolerance is None:
+        return number == due
     are_whole = number % 1 == due % 1 == 0
-    if tolerance is None or (are_whole and (isinstance(number, int) or isinstance(due, int))):
+    if are_whole and (isinstance(number, int) or isinstance(due, int)):
         return number == due
     try:
         return math.isclose(number, due, rel_tol=tolerance, abs_tol=tolerance)
@@ -370,8 +372,8 @@ def names_to_ask(split, namespace, entry_point, setup):
             names_asked.append(name)
         elif name in _COMMON_MODULES:
             namespace[name] = __import__(name)
-        # What is left is nobody's: a missing import, or a helper that the set forgot.
         elif not hasattr(builtins, name) and not name.startswith("__"):
+            # It is nobody's: a missing import, or a helper that the set forgot.
             raise ValueError(
                 f"the tests use {name!r}, which is neither defined nor what they test: define it in the "
                 "tests or in setup"
