@@ -112,7 +112,7 @@ class RewardError(InputError):
 
 
 class InvalidRewardsError(RewardError):
-    """What a reward function returned is no list of rewards; nothing was raised."""
+    """A reward function returned something else than a list of rewards. It raised nothing."""
 
 
 class UnscorableError(ValueError):
