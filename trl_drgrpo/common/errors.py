@@ -108,11 +108,12 @@ class RewardError(InputError):
 
     Args:
         field, got, expected, remedy (`str`): As in [`InputError`].
+
+    Attributes:
+        has_returned (`bool`): Whether the function raised nothing, and what it returned is no list of rewards.
     """
 
-
-class InvalidRewardsError(RewardError):
-    """A reward function returned something else than a list of rewards. It raised nothing."""
+    has_returned = False
 
 
 class UnscorableError(ValueError):

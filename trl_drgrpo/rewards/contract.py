@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Protocol, get_args
 
-from trl_drgrpo.common.errors import (
-    InputError,
-    InvalidRewardsError,
-    RewardError,
-    shortened,
-    speaks_for_itself,
-    told,
-)
+from trl_drgrpo.common.errors import InputError, RewardError, shortened, speaks_for_itself, told
 from trl_drgrpo.common.ranges import positive, refuse_outside, whole
 from trl_drgrpo.rewards.columns import (
     PER_CALL,
@@ -402,19 +395,25 @@ def validate_rewards(output: object, num_completions: int, name: str) -> Rewards
         `list[float | None]`: One entry per completion; `None` for `None` and NaN.
 
     Raises:
-        `InvalidRewardsError`: Not an iterable of numbers, an incorrect count, or an infinite value.
+        `RewardError`: Not an iterable of numbers, an incorrect count, or an infinite value.
     """
     field = f"reward function '{name}'"
     expected = f"a list of {num_completions} numbers or None, one per completion"
     output = listed(output)
     if isinstance(output, (str, bytes, dict)) or not isinstance(output, Iterable):
         got = f"{type(output).__name__} {shortened(output)}"
-        raise InvalidRewardsError(field, got, expected, "Return a list from the function.")
+        raise _invalid_result(field, got, expected, "Return a list from the function.")
     rewards = list(output)
     if len(rewards) != num_completions:
         remedy = "Score every completion of the call, in order."
-        raise InvalidRewardsError(field, f"{len(rewards)} rewards", expected, remedy)
+        raise _invalid_result(field, f"{len(rewards)} rewards", expected, remedy)
     return [reward_number(reward, field, f"for completion {index}") for index, reward in enumerate(rewards)]
+
+
+def _invalid_result(field: str, got: str, expected: str, remedy: str) -> RewardError:
+    error = RewardError(field, got, expected, remedy)
+    error.has_returned = True
+    return error
 
 
 def listed(values: Any, axes: int = 1) -> Any:
@@ -430,7 +429,7 @@ def listed(values: Any, axes: int = 1) -> Any:
 
 def reward_number(reward: Any, field: str, where: str = "") -> float | None:
     """
-    Return one reward of a function's result as a float; `None` for `None` and NaN. [`InvalidRewardsError`] for
+    Return one reward of a function's result as a float; `None` for `None` and NaN. [`RewardError`] for
     infinity and for a value that is no number.
 
     Python's and numpy's numbers count, decimals and fractions too, and tensors and arrays of one element; booleans are
@@ -445,13 +444,13 @@ def reward_number(reward: Any, field: str, where: str = "") -> float | None:
         reward = math.nan  # a float cannot be made of it
     if not isinstance(reward, (numbers.Real, Decimal)):  # `Decimal` is not registered as a real number
         got = f"{type(reward).__name__} {shortened(reward)} {where}"
-        raise InvalidRewardsError(field, got.rstrip(), expected, "Convert it to a float.")
+        raise _invalid_result(field, got.rstrip(), expected, "Convert it to a float.")
     try:
         number = float(reward)
     except OverflowError:  # a whole number beyond all floats
         number = math.inf
     if math.isinf(number):
-        raise InvalidRewardsError(field, f"{shortened(reward)} {where}".rstrip(), expected, "Clip it, or return None.")
+        raise _invalid_result(field, f"{shortened(reward)} {where}".rstrip(), expected, "Clip it, or return None.")
     if math.isnan(number):  # TRL turns `None` into NaN, so a function may have learned to return it
         _warn_of_nan(field)
         return None

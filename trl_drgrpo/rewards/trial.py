@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_drgrpo.common.errors import InputError, InvalidRewardsError, told
+from trl_drgrpo.common.errors import InputError, RewardError, told
 from trl_drgrpo.rewards.columns import NEVER_PASSED, Keywords, users_own
 from trl_drgrpo.rewards.contract import Rewards, awaited, form_note, reward_name, unheard, validate_rewards
 from trl_drgrpo.rewards.isolation.isolated import IsolatedReward
@@ -36,7 +36,7 @@ def try_rewards(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
     Raises:
         [`InputError`]: A function that fails in the form of this prompt, and not in the other one. One that fails in
             both, or gives messages one value and texts several, is a warning.
-        [`InvalidRewardsError`]: A function that returns no rewards in either form: strings, one number, too few.
+        [`RewardError`]: A function that returns no rewards in either form: strings, one number, too few.
     """
     for reward_func in reward_funcs:
         if users_own(reward_func):  # those of this package read both forms
@@ -60,8 +60,7 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
         if len(set(other_rewards)) > 1 and has_messages:
             logger.warning("reward %s gives different messages one value, and their texts several. %s", name, note)
         return
-    # It has returned, in both forms, what no run can train on.
-    if isinstance(error, InvalidRewardsError) and isinstance(other_error, InvalidRewardsError):
+    if _has_returned(error) and _has_returned(other_error):  # in both forms, and what no run can train on
         raise error
     if other_error is not None:  # perhaps it needs a column that only a run has: no reason to refuse it
         logger.warning("reward %s fails on a sample completion: %s.", name, told(error).rstrip("."))
@@ -69,6 +68,10 @@ def _try(reward_func: Callable, row: Mapping[str, Any]) -> None:
     form, other_form = ("messages", "texts") if has_messages else ("texts", "messages")
     got = f"a function that fails on {form} ({told(error)}) and not on {other_form}"
     raise InputError(f"reward {name}", got, f"a function that reads {form}", note)
+
+
+def _has_returned(error: BaseException | None) -> bool:
+    return isinstance(error, RewardError) and error.has_returned
 
 
 def _keywords(row: Mapping[str, Any]) -> Keywords:
