@@ -36,10 +36,12 @@ else
     learn="$learn --rates $results/rates.json --output $results/learning.json"
     (timeout 150 $learn --only-rates &>"$results/rates.log"
         note "pass rates: exit code $?") &
-    timeout 330 python3 $benchmarks/rival.py --model "Qwen3 1.7B" --packages "$packages" \
-        --arms ours unsloth stock --output "$results/rival.json"
-    note "rivals"
+    rival="python3 $benchmarks/rival.py --packages $packages --arms ours unsloth stock --output $results/rival.json"
+    timeout 180 $rival --model "Qwen3 1.7B" --tasks gradient
+    note "gradients of rivals"
     wait
+    timeout 330 $rival --model "Qwen3 1.7B" --tasks speed
+    note "speed of rivals"
     timeout 300 $learn --arms ours switches --seconds "${ARM_SECONDS:-70}"
     note "learning"
 fi
