@@ -79,7 +79,7 @@ $(VENV)/.trackers: $(VENV)/.dev
 test-trackers: $(VENV)/.trackers
 	$(OFFLINE) $(VENV)/bin/python -m pytest tests/trainer/test_trackers.py
 
-# Which tests `make test` leaves out: those over half a second of CPU time, measured here in one process (13 minutes).
+# Which tests `make test` leaves out: those over 0.35 seconds of CPU time, measured here in one process (13 minutes).
 costly: $(VENV)/.dev build/foreign_stacks/.done
 	PYTHONPATH=tests/support $(OFFLINE) $(VENV)/bin/python -m pytest -p cpu_seconds -m "not slow and not gpu and not smollm2"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 COSTLY = Path(__file__).parents[1] / "costly.txt"
-MOST_SECONDS = 0.5
+MOST_SECONDS = 0.35
 # What `make test` has whatever it costs: a run from end to end, its gradient, what it loads, and what goes on.
 KEPT = (
     "tests/trainer/test_plain_run.py::",
