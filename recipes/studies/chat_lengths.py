@@ -169,7 +169,7 @@ def _free_table(results: Results) -> str:
 
 
 def _push_table(results: Results) -> str:
-    """What an update of each objective would do to the decision to go on."""
+    """Make the table of how an update of each objective would change the decision to go on."""
     settings = results["settings"]
     answers = {name: np.array(values) for name, values in results["free_answers"].items()}
     rows_of_a_batch = settings["questions_of_a_batch"] * settings["num_generations"]

@@ -177,3 +177,18 @@ def test_an_installed_package_is_no_error():
     require_for_quantization(None)
     require_for_quantization({"quant_method": "gptq", "bits": 4})
     require_for_quantization(BitsAndBytesConfig())
+
+
+def test_commands_know_all_names_without_the_packages_of_any_extra():
+    """`train` lists the names of all rewards, so none of them may need its package when it is imported."""
+    extras = ("bitsandbytes", "jsonschema", "math_verify", "matplotlib", "reasoning_gym", "sympy", "vllm")
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras}))  # as if they were not installed
+from trl_drgrpo.cli.main import parse
+parse(["train", "--output_dir", "out"])
+from trl_drgrpo.rewards import math_reward
+assert math_reward(completions=[r"\\boxed{{2}}"], solution=["2"]) == [1.0]
+"""
+    done = run(sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr

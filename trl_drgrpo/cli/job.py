@@ -310,16 +310,7 @@ def train(job: Job) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         trainer.push_to_hub(dataset_name=dataset_name)
         trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
     result = {"output_dir": args.output_dir, "steps": trainer.state.global_step}
-    for key, name in _RESULTS.items():
-        logged = logged_values(key, trainer.state.log_history)
-        if not logged or _is_zero_by_definition(key, trainer.state.log_history):
-            continue
-        if key.startswith("eval_") and len(logged) == 1:
-            # As both first and last it would read as no change. It may come before training, or after it.
-            step = next(entry["step"] for entry in trainer.state.log_history if logged_values(key, [entry]))
-            result[f"{name}_at_step_{step}"] = round(logged[0], 4)
-        else:
-            result |= {f"{name}_first": round(logged[0], 4), f"{name}_last": round(logged[-1], 4)}
+    result |= first_and_last(trainer.state.log_history)
     # Finishes the trackers and destroys the process group.
     if Version(transformers.__version__) >= Version("5.18.0"):
         trainer.end()
@@ -333,6 +324,22 @@ _RESULTS = {
     "process/reward_mean": "step_reward",
     "eval_process/reward_mean": "eval_step_reward",
 }
+
+
+def first_and_last(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the first and the last logged value of each reward; a single evaluation by its step."""
+    result = {}
+    for key, name in _RESULTS.items():
+        logged = [entry for entry in history if logged_values(key, [entry])]
+        if not logged or _is_zero_by_definition(key, history):
+            continue
+        first, last = (round(entry[key], 4) for entry in (logged[0], logged[-1]))
+        if key.startswith("eval_") and len(logged) == 1:
+            # As both first and last it would read as no change. It may come before training, or after it.
+            result[f"{name}_at_step_{logged[0]['step']}"] = first
+        else:
+            result |= {f"{name}_first": first, f"{name}_last": last}
+    return result
 
 
 def _is_zero_by_definition(key: str, logged: Sequence[Mapping[str, Any]]) -> bool:

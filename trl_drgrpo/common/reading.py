@@ -123,7 +123,7 @@ def _of_library(error: BaseException) -> InputError | None:
         package = _package(frame)
         if package == "trl_drgrpo":
             models.clear()
-            if data:  # such as a function of ours in `map`
+            if data:  # a function of ours that `map` of datasets has called
                 return None
         elif package in _DATA:
             data.append(frame)

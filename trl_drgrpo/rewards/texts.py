@@ -45,7 +45,16 @@ def one_line(text: str, longest: int) -> str:
 
 
 def end_on_one_line(text: str, longest: int) -> str:
-    """Return the end of a text on one line: solved examples stand in front of what a prompt asks."""
+    """Return the end of a text on one line: solved examples stand in front of what a prompt asks.
+
+    Example:
+
+    ```python
+    >>> end_on_one_line("apple: food\\ntruck:", 20), end_on_one_line("apple: food\\ntruck:", 9)
+    ('apple: food truck:', '...truck:')
+
+    ```
+    """
     text = " ".join(text.split())
     return text if len(text) <= longest else "..." + text[-(longest - 3) :]
 

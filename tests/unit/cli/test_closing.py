@@ -36,6 +36,15 @@ def test_steps_without_any_reward_have_no_first_and_last():
     assert "reward" not in job.closing("runs/x", [{"reward": None}] * 2, 1.0, True, {})
 
 
+def test_a_single_evaluation_is_told_with_its_step():
+    """As first and last it would read as no change, and a step without a number is no evaluation."""
+    history = [{"step": 0, "eval_reward": math.nan}, {"step": 1, "reward": 0.5}, {"step": 4, "eval_reward": 0.7}]
+    assert job.first_and_last(history) == {"reward_first": 0.5, "reward_last": 0.5, "eval_reward_at_step_4": 0.7}
+    history.append({"step": 8, "eval_reward": 0.9})
+    assert job.first_and_last(history)["eval_reward_first"] == 0.7
+    assert job.first_and_last(history)["eval_reward_last"] == 0.9
+
+
 def test_a_run_with_step_rewards_only_says_what_became_of_them():
     logged = [{"reward": 0.0, "rewards/process_only/mean": 0.0, "process/reward_mean": mean} for mean in (0.25, 0.5)]
     lines = job.closing("runs/x", logged, 1.0, True, {}).splitlines()

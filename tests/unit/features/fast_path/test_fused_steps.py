@@ -401,7 +401,7 @@ def _unwritten(states, window, *args, update=state_updates.convolution, **kwargs
 
 
 def test_a_function_with_another_parameter_is_left_in_place(tokenizer, functions, monkeypatch):
-    """What the parameter does may not show in the first call."""
+    """The effect of the parameter may not show in the first call."""
     model = with_states("Qwen3_5Text", tokenizer)
     file = sys.modules[type(model).__module__]
     original = file.causal_conv1d_update

@@ -79,9 +79,14 @@ class MathReward(SampleReward):
             remedy = did_you_mean(self.answer_format, ANSWER_FORMATS, otherwise, form="{!r}")
             raise InputError("answer_format", got, expected, remedy)
         check_column(self.answer_column, "answer_column")
-        # Now, although most samples need no algebra: the first that does would fail in the middle of a run.
-        require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
         super().__post_init__(self.answer_column)
+
+    def check(self) -> None:
+        """Refuse a machine without math-verify before a run: the first sample that needs algebra would end it.
+
+        Not in the constructor: `math_reward` is made when this module is imported, which all names of rewards are.
+        """
+        require_package("math_verify", f"reward {self.name}", "a check by algebra", "math")
 
     def score(self, completion: str, **columns: Any) -> float | None:
         """Reward of one completion, with algebra where it is needed."""
@@ -109,7 +114,10 @@ class MathReward(SampleReward):
         verdicts = [equivalent(gold, answer, deep=False) for gold in golds]
         if True in verdicts:  # any gold answer counts, so no algebra for the others
             return True, 1.0
-        return None not in verdicts, 0.0  # the 0.0 counts only if all verdicts are false
+        if None not in verdicts:
+            return True, 0.0
+        self.check()  # where nobody has asked before the call
+        return False, None
 
     def _golds(self, columns: dict[str, Any]) -> list[str]:
         return [answer for answer in gold_answers(columns[self.answer_column]) if not unreadable(answer)]

@@ -46,9 +46,12 @@ def test_another_column():
 
 
 def test_a_missing_package_is_named(monkeypatch):
+    reward = MathReward(limits=None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"math-verify.*pip install \"trl-drgrpo\[math\]\""):
-        MathReward()
+    for needs_it in (reward.check, lambda: reward.at_sight(r"\boxed{x+1}", solution="1+x")):
+        with pytest.raises(InputError, match=r"math-verify.*pip install \"trl-drgrpo\[math\]\""):
+            needs_it()
+    assert reward(completions=[r"\boxed{2}"], solution=["2"]) == [1.0]
 
 
 def test_only_algebra_goes_to_the_workers_and_the_share_is_one_of_the_call(monkeypatch):
